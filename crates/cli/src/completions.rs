@@ -1,4 +1,4 @@
-//! `forebay completions`: for shells.
+//! `forebay completions`: scripts that complete commands and flags in a shell.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Runs the command for a program of these definitions.
+/// Runs the command for a program with these definitions.
 pub fn run(args: &CompletionsArgs, mut program: clap::Command) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "forebay", &mut script);

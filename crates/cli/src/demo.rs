@@ -1,4 +1,4 @@
-//! The demo model: the checkout's file, or the copy that every binary carries.
+//! The demo model: the file in the checkout, or the copy in the binary.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::pull;
 const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
 const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
 
-/// The model that was named, by its path or as a download, or the demo model.
+/// The path of the given model, or of the demo model if none was given.
 pub fn or_demo(model: Option<&Path>) -> Result<PathBuf> {
     model.map_or_else(path, pull::locate)
 }
@@ -32,7 +32,7 @@ fn path() -> Result<PathBuf> {
     extract(&folder).with_context(|| format!("cannot write the demo model to {}", folder.display()))
 }
 
-/// Where the user keeps caches; nowhere, if there is no home.
+/// The user's folder for caches; `None` without a home folder.
 fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| environment(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let caches = variable("XDG_CACHE_HOME")
@@ -68,7 +68,7 @@ fn private_folder(temporary: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Elsewhere the folder of temporary files is the user's own.
+/// On other systems, every user has their own folder of temporary files.
 #[cfg(not(unix))]
 fn private_folder(temporary: &Path) -> Result<PathBuf> {
     Ok(temporary.join("forebay"))
@@ -130,7 +130,7 @@ mod tests {
         let folder = private_folder(temporary.path()).unwrap();
         assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
         extract(&folder).unwrap();
-        // It is found again with what is in it, and nothing is left beside it.
+        // The second call finds the same folder with its contents, and leaves nothing beside it.
         assert_eq!(private_folder(temporary.path()).unwrap(), folder);
         assert!(folder.join(NAME).is_file());
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
@@ -138,7 +138,7 @@ mod tests {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).unwrap();
         let refusal = private_folder(temporary.path()).unwrap_err().to_string();
         assert!(refusal.contains("is not a folder of this user alone"), "{refusal}");
-        // Nor is a link followed, wherever it leads.
+        // A link is never followed.
         fs::remove_dir_all(&folder).unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         symlink(elsewhere.path(), &folder).unwrap();

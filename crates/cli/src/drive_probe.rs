@@ -1,4 +1,4 @@
-//! A probe of a drive that holds no model yet, with a file that is written for this and removed.
+//! Measures a drive without a model on it, with a temporary file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +12,7 @@ use forebay_engine::internals::forecast::DriveProbe;
 /// Bytes of a read: an expert of a typical size.
 const READ: usize = 3 << 20;
 
-/// A probe of the drive of a folder, with a file of so many bytes.
+/// A probe of the drive of a folder, with a temporary file of this many bytes.
 ///
 /// # Errors
 /// If the file cannot be written or read.

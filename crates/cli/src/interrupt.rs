@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 use forebay_engine::Cancel;
 
-/// The exit code of a program that Ctrl-C ended.
+/// The exit code after Ctrl-C.
 pub const EXIT_CODE: u8 = 130;
 
-/// Lets Ctrl-C cancel. A second one before the cancellation is taken back ends the program at once.
+/// Makes Ctrl-C cancel the computation. A second Ctrl-C before the next computation ends the program at once.
 pub fn install(cancel: &Cancel) -> Result<()> {
     let cancel = cancel.clone();
     ctrlc::set_handler(move || {

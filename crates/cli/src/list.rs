@@ -1,4 +1,4 @@
-//! `forebay list`: the models that were downloaded.
+//! `forebay list`: lists downloaded models.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `forebay logits`: what a model thinks at every position, for comparison with other programs.
+//! `forebay logits`: the logits of every position, for comparison with other programs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,7 +43,7 @@ pub struct LogitsArgs {
 /// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<ExitCode> {
     let tokens = &args.tokens.0;
-    // A file that cannot be written is found before the work and not after it.
+    // Whether the file can be written is checked before the work.
     Output::check(&args.out)?;
     let engine = args.load.load(&args.model.locate()?)?;
     let mut session = engine.session();
@@ -87,7 +87,7 @@ struct TokenList(Vec<TokenId>);
 impl FromStr for TokenList {
     type Err = anyhow::Error;
 
-    /// `1,2,3`, also in the brackets in which `tokenize --ids` prints it.
+    /// Reads `1,2,3`, also in brackets, as `tokenize --ids` prints it.
     fn from_str(s: &str) -> Result<TokenList> {
         let s = s.trim();
         let s = s.strip_prefix('[').and_then(|s| s.strip_suffix(']')).unwrap_or(s);

@@ -16,32 +16,32 @@ use crate::drive_probe::probe_of_folder;
 use crate::memory_speed::memory_speed;
 use crate::progress::Progress;
 
-/// Long enough for the drive's own cache not to matter much, short enough to wait for.
+/// Long enough that the drive's own cache matters little, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(400);
 
-/// The machine's speeds, as far as a model's tokens depend on them.
+/// The speeds of the machine that a prediction needs.
 pub struct Measured {
     /// Bytes a second.
     pub memory: f64,
     /// `None` where the model has no experts.
     pub drive: Option<DriveSpeed>,
     pub compute: ComputeTime,
-    /// What other programs did meanwhile; `None` where the system does not tell.
+    /// The load of other programs; `None` if the system does not report it.
     pub load: Option<Load>,
 }
 
-/// Bytes of the file that a drive is measured with before a model is there.
+/// The size of the temporary file that measures the drive before the download of a model.
 const TRIAL: usize = 256 << 20;
 
 impl Measured {
-    /// Measures for a model. If its weights are not here yet, `downloads` is the folder where they would be.
+    /// Measures for a model. If it is not downloaded yet, `downloads` is the folder of downloads.
     pub fn new(prospect: &Prospect, options: &Options, downloads: Option<&Path>) -> Result<Measured> {
         let bar = Progress::measuring();
         bar.say("the load on the CPUs".into());
         let load = Load::look(Path::new("/"));
         bar.say("the drive".into());
         let probe = match downloads {
-            // The folder itself may not be there before the first download.
+            // The folder may not exist before the first download.
             Some(folder) if prospect.traffic().experts > 0 => {
                 let folder = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(folder);
                 Some(probe_of_folder(folder, TRIAL, options.io, &Cancel::default())?)
@@ -66,28 +66,28 @@ impl Measured {
         Ok(Measured { memory, drive, compute: prospect.compute_time(options)?, load })
     }
 
-    /// What they mean for the model.
+    /// The prediction for the model.
     pub fn outlook(&self, prospect: &Prospect, options: &Options) -> Result<Outlook> {
         Ok(prospect.outlook(options, self.compute, self.drive)?)
     }
 }
 
-/// What other programs take of the CPUs.
+/// The load of other programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// How many CPUs were busy, on average over a moment in which this program did nothing.
+    /// How many CPUs were busy on average, during a moment in which this program was idle.
     pub busy: f64,
-    /// How many there are.
+    /// The number of CPUs.
     pub cpus: usize,
     /// The load average of the last minute.
     pub average: Option<f64>,
 }
 
-/// From this share of the CPUs on, what others take makes measurements too low.
+/// Above this share of busy CPUs, measurements are too low.
 const MUCH_LOAD: f64 = 0.25;
 
 impl Load {
-    /// Looks for a moment; `None` where the system does not tell.
+    /// Measures for a moment; `None` if the system does not report it.
     pub fn look(root: &Path) -> Option<Load> {
         let text = || fs::read_to_string(root.join("proc/stat")).ok();
         let before = text()?;
@@ -99,7 +99,7 @@ impl Load {
         Some(Load { busy: busy * cpus as f64, cpus, average })
     }
 
-    /// Whether measurements suffer.
+    /// Whether the load disturbs measurements.
     pub fn is_high(&self) -> bool {
         self.busy >= MUCH_LOAD * self.cpus as f64
     }
@@ -115,11 +115,11 @@ impl Load {
     }
 }
 
-/// The share of all CPUs' time that was not idle between two looks at `/proc/stat`; `None` if no time has passed.
+/// The share of CPU time that was not idle between two readings of `/proc/stat`; `None` if no time has passed.
 fn busy_share(before: &str, after: &str) -> Option<f64> {
-    // Idle, and waiting for drives.
+    // The fields idle and iowait.
     const IDLE: [usize; 2] = [3, 4];
-    // Guests' time is in the others already.
+    // The times of guests are contained in other fields.
     const FIELDS: usize = 8;
     let times = |text: &str| -> Option<Vec<f64>> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;

@@ -6,13 +6,13 @@ use anyhow::Result;
 use forebay_engine::internals::forecast::bound::read_speed;
 use forebay_engine::internals::memory::Region;
 
-/// Bytes that are read: far more than caches hold.
+/// The bytes to read: far more than caches hold.
 const BYTES: usize = 512 << 20;
 
-/// Bytes a second that `threads` threads read together, from memory that is mapped like that of the weights.
+/// Bytes per second that `threads` threads read together, from memory that is mapped like that of the weights.
 pub fn memory_speed(threads: usize) -> Result<f64> {
     let mut region = Region::new(BYTES)?;
-    // The system maps all pages that were never written to one page of zeros.
+    // The system maps all pages without a write to one page of zeros.
     thread::scope(|scope| {
         for bytes in region.chunks_mut(BYTES.div_ceil(threads)) {
             scope.spawn(|| bytes.fill(1));

@@ -1,4 +1,4 @@
-//! Where results go: standard output, and files that are written whole or not at all.
+//! Writes results: to standard output, or to files that are complete or absent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,22 +14,22 @@ pub fn print(text: &str) -> Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(STDOUT_FAILED)
 }
 
-/// What was attempted when standard output takes no more.
+/// The error message if standard output cannot be written to.
 pub const STDOUT_FAILED: &str = "cannot write to standard output";
 
-/// A file to be written. It takes its name when it is complete; until then it is a file beside it.
+/// A file to be written. Until it is complete, it has a temporary name in the same folder.
 pub struct Output {
     file: File,
     path: PathBuf,
-    /// None where the name stands for something else than a file, such as a device, a pipe or a link. That
-    /// is written to and never replaced: a rename would turn `/dev/null` into a file.
+    /// `None` if the path is a device, a pipe or a link and not a file. Then it is written to directly
+    /// and never replaced: a rename would turn `/dev/null` into a file.
     partial: Option<PathBuf>,
 }
 
 impl Output {
-    /// Finds out whether a file can be written, and leaves nothing behind.
+    /// Checks whether a file can be written. Leaves no file behind.
     pub fn check(path: &Path) -> Result<()> {
-        // A pipe is not opened for a trial: its reader would take that for the end.
+        // A pipe is not opened for the check: its reader would see the end of the data.
         if !is_in_place(path) {
             Output::create(path)?;
         }
@@ -41,7 +41,7 @@ impl Output {
         Output::open(path, File::options())
     }
 
-    /// As [`create`](Self::create), for what its owner alone should read.
+    /// Like [`create`](Self::create), for a file that only its owner may read.
     pub fn private(path: &Path) -> Result<Output> {
         Output::open(path, private_options())
     }
@@ -54,19 +54,19 @@ impl Output {
         });
         let opened = match &partial {
             Some(partial) => options.write(true).create(true).truncate(true).open(partial),
-            // What is in place is not emptied before there is something to put there.
+            // It is not truncated before there is something to write.
             None => File::options().write(true).open(path),
         };
         let file = opened.with_context(|| cannot_write(path))?;
         Ok(Output { file, path: path.to_owned(), partial })
     }
 
-    /// Finds out whether the drive has room for a file of so many bytes, where it tells.
+    /// Refuses a file that does not fit on the drive, if the system reports the free space.
     pub fn require_space(path: &Path, bytes: u64) -> Result<()> {
         if is_in_place(path) {
             return Ok(());
         }
-        // A file beside it is what will be written.
+        // The temporary file is in the same folder.
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match free_space(folder) {
             Some(free) if free < bytes => {
@@ -85,7 +85,7 @@ impl Output {
         self.finish_with(|file| file.write_all(bytes).with_context(|| cannot_write(&path)))
     }
 
-    /// Writes the file bit by bit.
+    /// Writes the file in pieces.
     pub fn finish_with(mut self, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
         self.begin().with_context(|| cannot_write(&self.path))?;
         write(&mut self.file)?;

@@ -1,4 +1,4 @@
-//! `forebay perplexity`: how well a model predicts a text, as one number.
+//! `forebay perplexity`: measures how well a model predicts a text.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::values::at_least_one;
 use crate::{errors, interrupt};
 
-/// Tokens of a window when nobody says.
+/// The default number of tokens per window.
 const DEFAULT_WINDOW: usize = 512;
 
 /// Measure how well a model predicts a text
@@ -113,17 +113,17 @@ pub fn run(args: &PerplexityArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is predicted.
+/// The text, cut into windows.
 struct Text {
     tokens: Vec<TokenId>,
-    /// Tokens of a window.
+    /// Tokens per window.
     window: usize,
-    /// Takes the place of each window's first token.
+    /// Replaces the first token of each window.
     bos: Option<TokenId>,
 }
 
 impl Text {
-    /// The windows, each as the model sees it. A single token at the end predicts nothing.
+    /// The windows. A single token at the end predicts nothing and is left out.
     fn windows(&self) -> impl Iterator<Item = Vec<TokenId>> {
         self.tokens.chunks(self.window).filter(|w| w.len() > 1).map(|window| {
             let mut window = window.to_vec();

@@ -1,4 +1,4 @@
-//! Progress on a terminal, for what takes longer than a moment.
+//! Progress bars on a terminal, for work that takes longer than a moment.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -8,17 +8,17 @@ use std::time::Duration;
 use forebay_engine::PromptMeter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How long something takes before a bar appears.
+/// The delay before a bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often a bar is drawn while nothing new is known, so that one sees that the program lives.
+/// The interval of redrawing without news, which shows that the program is alive.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A line on stderr that appears late and is gone when this is dropped. Where stderr is no terminal it never
-/// appears.
+/// A line on standard error that appears after a delay and disappears when this is dropped. If standard error is not a
+/// terminal, it never appears.
 pub struct Progress {
     bar: ProgressBar,
-    /// Shows the bar when patience is at its end, unless the sender is dropped before.
+    /// Shows the bar after the delay, unless the sender is dropped before.
     timer: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -28,7 +28,7 @@ impl Progress {
         Progress::new(None, "loading {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta}")
     }
 
-    /// A prompt is being processed. The bar follows its meter, also within a pass.
+    /// A prompt is being processed. The bar shows the meter, which also advances within a pass.
     pub fn prompt(meter: PromptMeter) -> Progress {
         let total = meter.read().total as u64;
         let template = "processing the prompt {bar:30} {percent} % of {len} tokens{msg}";
@@ -41,37 +41,37 @@ impl Progress {
         })
     }
 
-    /// The logits of so many tokens are being computed.
+    /// The logits of this many tokens are being computed.
     pub fn computing(tokens: usize) -> Progress {
         Progress::new(Some(tokens as u64), "computing {bar:30} {pos} of {len} tokens · {elapsed}")
     }
 
-    /// An answer is being written to where nobody sees it.
+    /// An answer is being generated that does not appear on the terminal.
     pub fn writing() -> Progress {
         Progress::new(None, "writing {pos} bytes · {elapsed}")
     }
 
-    /// A file of so many bytes is being written.
+    /// A file of this many bytes is being written.
     pub fn producing(bytes: u64) -> Progress {
         Progress::new(Some(bytes), "writing {bar:30} {bytes} of {total_bytes} · {bytes_per_sec} · {eta} left")
     }
 
-    /// A text is being scored; the estimate so far is told by [`say`](Self::say).
+    /// A text is being scored; [`say`](Self::say) sets the estimate so far.
     pub fn scoring(tokens: usize) -> Progress {
         Progress::new(Some(tokens as u64), "scoring {bar:30} {pos} of {len} tokens · {elapsed} · {msg}")
     }
 
-    /// Something is being measured: what, is told by [`say`](Self::say).
+    /// Something is being measured; [`say`](Self::say) sets its name.
     pub fn measuring() -> Progress {
         Progress::new(None, "measuring {msg} · {elapsed}")
     }
 
-    /// Caches are being simulated: which, is told by [`say`](Self::say).
+    /// Caches are being simulated; [`say`](Self::say) sets the name of the current one.
     pub fn simulating(runs: usize) -> Progress {
         Progress::new(Some(runs as u64), "simulating {bar:30} {pos} of {len} · {elapsed} · {msg}")
     }
 
-    /// Requests are being answered; how fast, is told by [`say`](Self::say).
+    /// Requests are being answered; [`say`](Self::say) sets the speed.
     pub fn answering(requests: usize) -> Progress {
         Progress::new(
             Some(requests as u64),
@@ -79,14 +79,14 @@ impl Progress {
         )
     }
 
-    /// Files are being downloaded, of which some may be here; which, is told by [`say`](Self::say).
+    /// Files are being downloaded, some of which may be complete; [`say`](Self::say) sets the name of the current one.
     pub fn pulling(done: u64, total: u64) -> Progress {
         let progress = Progress::new(
             Some(total),
             "downloading {bar:30} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}, {eta} left · {msg}",
         );
         progress.bar.set_position(done);
-        // The speed is that of what comes now.
+        // The speed counts only bytes of this download.
         progress.bar.reset_eta();
         progress
     }
@@ -95,7 +95,7 @@ impl Progress {
         Progress::following(total, template, |_| {})
     }
 
-    /// A bar that `follow` brings up to date before it is drawn.
+    /// A bar that `follow` updates before each drawing.
     fn following(
         total: Option<u64>,
         template: &str,
@@ -120,29 +120,29 @@ impl Progress {
         Progress { bar, timer: Some((sender, thread)) }
     }
 
-    /// How much is done, and of how much.
+    /// Sets how much is done, and the total.
     pub fn set(&self, done: u64, total: u64) {
         set(&self.bar, done, total);
     }
 
-    /// What is shown beside the numbers.
+    /// Sets the text beside the numbers.
     pub fn say(&self, message: String) {
         self.bar.set_message(message);
     }
 
-    /// [`set`](Self::set), to be called from elsewhere.
+    /// [`set`](Self::set) as a function, for other threads.
     pub fn callback(&self) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
         let bar = self.bar.clone();
         Arc::new(move |done, total| set(&bar, done, total))
     }
 
-    /// More is done, of an unknown total.
+    /// Adds to what is done, if the total is unknown.
     pub fn add(&self, done: u64) {
         self.bar.inc(done);
     }
 }
 
-/// A time as people estimate it: `8 s`, `1 min 20 s`, `2 h 5 min`.
+/// A rounded duration: `8 s`, `1 min 20 s`, `2 h 5 min`.
 fn rough(time: Duration) -> String {
     match time.as_secs_f64().round() as u64 {
         seconds @ ..60 => format!("{seconds} s"),
@@ -160,7 +160,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Some((sender, thread)) = self.timer.take() {
             drop(sender);
-            // After this the bar cannot appear any more.
+            // From here on, the bar cannot appear any more.
             let _ = thread.join();
         }
         self.bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! How the command line puts conversations to the model.
+//! The flags for prompts: system prompt, reasoning and chat template.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use forebay_engine::{Engine, Prompter};
 use crate::args::read_text;
 use crate::values::on_off;
 
-/// How a conversation is put to the model.
+/// The flags for prompts.
 #[derive(Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptingArgs {
@@ -36,7 +36,7 @@ pub struct PromptingArgs {
 }
 
 impl PromptingArgs {
-    /// What puts conversations to a model. Reads the template's file, if there is one.
+    /// A prompter with these settings. Reads the template's file, if one is given.
     pub fn prompter(&self, engine: &Engine) -> Result<Prompter> {
         let template = self.chat_template_file.as_ref().map(|path| read_template(path, engine));
         Ok(Prompter::new(engine).with_template(template.transpose()?.map(Arc::new)))
@@ -56,7 +56,7 @@ pub fn read_template(path: &Path, engine: &Engine) -> Result<ChatTemplate> {
         .with_context(|| format!("{} is not a chat template", path.display()))
 }
 
-/// Finds out whether there is a template, before anybody types a question.
+/// Checks that there is a chat template, before the user types a message.
 ///
 /// # Errors
 /// If there is none.

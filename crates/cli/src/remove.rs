@@ -29,7 +29,7 @@ pub struct RmArgs {
     yes: bool,
 }
 
-/// What is removed for a name.
+/// The files that a name removes.
 enum Doomed {
     Repo(String, u64),
     Model(Box<Downloaded>),
@@ -38,7 +38,7 @@ enum Doomed {
 /// Runs the command.
 pub fn run(args: &RmArgs) -> Result<ExitCode> {
     let downloads = hub::downloads()?;
-    // All are found before any is removed.
+    // All names are resolved before anything is removed.
     let doomed: Vec<Doomed> = args.models.iter().map(|name| find(&downloads, name)).collect::<Result<_>>()?;
     if !args.yes && !stdin().is_terminal() {
         return Err(errors::usage(

@@ -1,4 +1,4 @@
-//! `forebay tokenize`: a text as a model sees it.
+//! `forebay tokenize`: shows the tokens of a text.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `forebay trace`: which experts a conversation chooses, for `forebay simulate`.
+//! `forebay trace`: records which experts a conversation uses, for `forebay simulate`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -74,7 +74,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
     if prompt.is_empty() {
         return Err(errors::usage("the prompt is empty: give one with -p or -f"));
     }
-    // A file that cannot be written is found before the work and not after it.
+    // Whether the file can be written is checked before the work.
     Output::check(&args.out)?;
     let engine = args.load.load(&args.model.locate()?)?;
     let trace = Arc::new(Mutex::new(Trace::new(engine.routed_layers().to_vec())?));

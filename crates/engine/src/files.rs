@@ -1,12 +1,12 @@
-//! Files for their owner alone, which are written whole or not at all.
+//! Files that only their owner can read, and that are complete or absent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Writes a file beside its place and moves it there once it is on the drive. Where that fails, what was there before
-/// is still there: another process may write the same file, the drive may be full, the power may go. Nobody but its owner
+/// Writes a temporary file in the same folder and renames it once it is on the drive. If that fails, for example because
+/// the drive is full or the power fails, the old file stays. Other processes may write the same file. Only its owner
 /// can read it.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let (mut file, temporary) = create_beside(path)?;
@@ -22,7 +22,7 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>)
     Ok(())
 }
 
-/// Creates a file with a name that no other writer has, of this process or of another.
+/// Creates a file with a name that no other writer uses, in this process or another.
 fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     static WRITERS: AtomicU64 = AtomicU64::new(0);
     loop {
@@ -56,7 +56,7 @@ fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Options with which a file that is created can be read by its owner alone, where the system knows owners.
+/// Options that create files which only their owner can read, if the system supports that.
 pub fn private_options() -> OpenOptions {
     #[allow(unused_mut)]
     let mut options = OpenOptions::new();
@@ -65,7 +65,7 @@ pub fn private_options() -> OpenOptions {
     options
 }
 
-/// Makes a folder that its owner alone can look into; one that is there becomes such a folder.
+/// Makes a folder that only its owner can read. An existing folder becomes such a folder.
 pub fn private_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -75,7 +75,7 @@ pub fn private_folder(path: &Path) -> io::Result<()> {
     make_private(path)
 }
 
-/// Takes a file or a folder from everybody but its owner.
+/// Removes the permissions of everybody except the owner from a file or a folder.
 #[cfg(unix)]
 pub fn make_private(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -88,7 +88,7 @@ pub fn make_private(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Takes a file or a folder from everybody but its owner.
+/// Removes the permissions of everybody except the owner from a file or a folder.
 #[cfg(not(unix))]
 pub fn make_private(_: &Path) -> io::Result<()> {
     Ok(())

@@ -1,8 +1,8 @@
-//! Numbers that stand for bytes, the same on every machine and in every version.
+//! Hashes of bytes, the same on every machine and in every version.
 
 use crate::format::ModelFile;
 
-/// FNV-1a of 128 bits, for names of which no two may be the same by chance.
+/// FNV-1a with 128 bits, for names that must not collide by chance.
 pub fn fnv_128(bytes: impl IntoIterator<Item = u8>) -> u128 {
     let (basis, prime) = (0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, 0x0100_0000_0000_0000_0000_013b);
     bytes.into_iter().fold(basis, |hash: u128, byte| (hash ^ u128::from(byte)).wrapping_mul(prime))
@@ -18,14 +18,14 @@ impl Default for Fnv {
 }
 
 impl Fnv {
-    /// The number of some bytes.
+    /// The hash of some bytes.
     pub fn of(bytes: &[u8]) -> u64 {
         let mut hash = Fnv::default();
         hash.add(bytes);
         hash.0
     }
 
-    /// Goes on with more bytes.
+    /// Continues with more bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

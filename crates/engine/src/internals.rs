@@ -3,12 +3,12 @@
 //!
 //! It mirrors the engine's modules and may change in any version. Semantic versioning does not cover it.
 
-/// The operations of a forward pass, and what layers keep of a sequence.
+/// The operations of a forward pass, and the state of layers.
 pub mod backend {
     pub use crate::backend::*;
 }
 
-/// What models are made of.
+/// The blocks of models.
 pub mod blocks {
     pub use crate::blocks::*;
 }
@@ -28,17 +28,17 @@ pub mod forecast {
     pub use crate::forecast::*;
 }
 
-/// Files of models.
+/// Model files.
 pub mod format {
     pub use crate::format::*;
 }
 
-/// Choosing tokens.
+/// Sampling.
 pub mod generate {
     pub use crate::generate::*;
 }
 
-/// Numbers that stand for bytes.
+/// Hashes.
 pub mod hash {
     pub use crate::hash::*;
 }
@@ -53,7 +53,7 @@ pub mod models {
     pub use crate::models::*;
 }
 
-/// What a session tells those who look on.
+/// Events of a session for observers.
 pub mod session {
     pub use crate::session::*;
 }

@@ -1,4 +1,4 @@
-//! The two files of a batch: requests, which are read line by line, and answers, which grow by a line at a time.
+//! The two files of a batch: requests, which are read line by line, and answers, which are appended line by line.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -22,18 +22,18 @@ pub struct Line {
     pub body: Value,
 }
 
-/// What stands for a custom_id in memory: half a SHA-256, since names may be long and there may be millions of them.
+/// Represents a custom_id in memory: half a SHA-256, because names may be long and there may be millions of them.
 pub fn name(custom_id: &str) -> u128 {
     let sum = digest(&SHA256, custom_id.as_bytes());
     u128::from_le_bytes(sum.as_ref()[..16].try_into().expect("a SHA-256 has 32 bytes"))
 }
 
-/// The file of requests. It is read twice, to check all of it before the model is loaded and to answer it, and is never in
-/// memory as a whole.
+/// The file of requests. It is read twice: to check all requests before the model is loaded, and to answer them. It is never
+/// in memory as a whole.
 pub struct Requests {
     file: File,
     path: PathBuf,
-    /// What it had when it was opened; what is added later is left to a later call.
+    /// Its length when it was opened. Requests that are added later are left to a later run.
     bytes: u64,
 }
 
@@ -54,7 +54,7 @@ impl Requests {
     /// The [names](name) of all requests, sorted.
     ///
     /// # Errors
-    /// If a line is no request, if two requests have the same custom_id, or if there is none.
+    /// If a line is not a request, if two requests have the same custom_id, or if there are no requests.
     pub fn check(&self) -> Result<Vec<u128>> {
         let names = self.lines()?.map(|line| Ok(name(&line?.custom_id)));
         let mut names = names.collect::<Result<Vec<u128>>>()?;
@@ -68,7 +68,7 @@ impl Requests {
         Ok(names)
     }
 
-    /// The error about the first request whose custom_id is one of these and was there before.
+    /// The error about the first request that repeats one of these custom_ids.
     fn name_the_first_of(&self, twice: &HashSet<u128>) -> Result<()> {
         let mut seen = HashMap::new();
         for (number, line) in self.numbered_lines()? {
@@ -89,7 +89,7 @@ impl Requests {
         Ok(self.numbered_lines()?.map(|(_, line)| line))
     }
 
-    /// All requests with the numbers of their lines, from 1 on. Empty lines are left out.
+    /// All requests with their line numbers, which start at 1. Empty lines are left out.
     fn numbered_lines(&self) -> Result<impl Iterator<Item = (usize, Result<Line>)>> {
         let path = &self.path;
         (&self.file).seek(SeekFrom::Start(0)).with_context(|| format!("cannot read {}", path.display()))?;
@@ -107,11 +107,11 @@ impl Requests {
     }
 }
 
-/// What the file of answers held when it was opened: [names](name), sorted, and whether each was refused.
+/// The answers in the file when it was opened: [names](name), sorted, and whether each is a refusal.
 pub struct Earlier(Vec<(u128, bool)>);
 
 impl Earlier {
-    /// Whether an earlier call refused a request; `None` if it has not been dealt with.
+    /// Whether an earlier run refused a request; `None` if it has no answer yet.
     pub fn was_refused(&self, name: u128) -> Option<bool> {
         let at = self.0.binary_search_by_key(&name, |&(name, _)| name).ok()?;
         Some(self.0[at].1)
@@ -124,7 +124,7 @@ pub struct Answers {
     path: PathBuf,
 }
 
-/// Of a line of it, what says whose it is and whether it is a refusal.
+/// The fields of an answer's line that say which request it answers and whether it is a refusal.
 #[derive(Deserialize)]
 struct Written {
     custom_id: String,
@@ -139,7 +139,7 @@ struct Status {
 }
 
 impl Answers {
-    /// Opens the file and finds whose answers it holds. A line that was being written when the program ended is cut off.
+    /// Opens the file and finds its answers. Removes an incomplete last line, which an ended program may have left.
     pub fn open(path: &Path) -> Result<(Answers, Earlier)> {
         let cannot = || format!("cannot write {}", path.display());
         let mut file = private_options()
@@ -168,7 +168,7 @@ impl Answers {
                     earlier.push((name(&custom_id), status.is_some_and(|status| status != 200)));
                     whole += line.len() as u64;
                 }
-                // Only the last line can have been cut short.
+                // Only the last line can be incomplete.
                 _ if !line.ends_with(b"\n") => break,
                 _ => bail!(
                     "{}, line {number}: not an answer; --out names a file of another kind",
@@ -192,7 +192,7 @@ impl Answers {
             "response": { "status_code": status, "request_id": name, "body": body },
             "error": null,
         });
-        // One write for a line, so that a program that is ended leaves whole lines or one that is cut short.
+        // One write per line, so that an ended program leaves at most the last line incomplete.
         let written = self.file.write_all(format!("{line}\n").as_bytes());
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }

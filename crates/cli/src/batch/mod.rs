@@ -1,4 +1,4 @@
-//! `forebay batch`: many answers from one file to another.
+//! `forebay batch`: answers a file of requests.
 
 mod files;
 
@@ -28,7 +28,7 @@ use crate::serve::error::ApiError;
 use crate::values::{at_least_one, on_off};
 use crate::{interrupt, serve};
 
-/// Conversations that take steps together when nobody says.
+/// The default number of conversations that are computed together.
 const DEFAULT_PARALLEL: usize = 128;
 
 /// Answer a file of requests
@@ -113,7 +113,7 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     options.prompter = Some(prompter);
     options.observer = Some(Arc::new(Counter(tell.clone())));
     let driver = Driver::start(&engine, options)?;
-    // The batch's driver has it now.
+    // Now only the driver holds the engine.
     drop(engine);
     let name = serve::model_name(args.model.get()?, &model);
     let (open, count) = (HashMap::new(), Count::default());
@@ -141,7 +141,7 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     Ok(all.exit_code())
 }
 
-/// What was done.
+/// The counts of a run.
 #[derive(Clone, Copy, Default)]
 struct Count {
     answered: usize,
@@ -150,7 +150,7 @@ struct Count {
 }
 
 impl Count {
-    /// What an earlier call did of these requests.
+    /// The counts of earlier runs for these requests.
     fn of(names: &[u128], earlier: &Earlier) -> Count {
         let mut count = Count::default();
         for refused in names.iter().filter_map(|&name| earlier.was_refused(name)) {
@@ -163,28 +163,28 @@ impl Count {
         count
     }
 
-    /// The same for requests that were refused now and for those that were refused by an earlier call.
+    /// A failure if requests were refused, in this run or an earlier one.
     fn exit_code(self) -> ExitCode {
         if self.refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
-/// What the thread that computes tells.
+/// News from the driver's thread.
 enum Told {
     /// One of the answers to a request has ended.
     Ended { number: usize, index: usize, result: forebay_engine::Result<Box<Reply>> },
-    /// So many tokens were written.
+    /// This many tokens were generated.
     Written(usize),
-    /// Nothing more is computed.
+    /// The computation has ended.
     Gone,
 }
 
-/// Passes on how many tokens are written, and that there will be no more.
+/// Reports generated tokens and the end of the computation.
 struct Counter(Sender<Told>);
 
 impl Observer for Counter {
     fn ends_step(&self, _took: Duration, tokens: usize) {
-        // Nobody listens any more if the call is about to end.
+        // At the end of the run, nobody receives this.
         let _ = self.0.send(Told::Written(tokens));
     }
 
@@ -197,29 +197,29 @@ impl Observer for Counter {
 struct Open {
     custom_id: String,
     form: Form,
-    /// As far as they have come.
+    /// The parts of the answers so far.
     replies: Vec<Option<Reply>>,
-    /// Whatever is left is cancelled with them.
+    /// Dropping these cancels the remaining answers.
     _tickets: Vec<Ticket>,
 }
 
-/// The requests that are being answered.
+/// The running requests.
 struct Batch<'a> {
     driver: Driver,
     args: &'a BatchArgs,
-    /// What the model is called.
+    /// The name of the model.
     name: String,
-    /// Requests that were not answered before.
+    /// Requests without an answer from an earlier run.
     left: usize,
     out: &'a mut Answers,
     told: Receiver<Told>,
     tell: Sender<Told>,
-    /// By their number.
+    /// By the number of the request.
     open: HashMap<usize, Open>,
     count: Count,
 }
 
-/// Whether an error is one of the request. Other errors are no fault of it.
+/// Whether the request caused an error. Other errors concern the machine or the model.
 fn is_its_own(error: &Error) -> bool {
     match error {
         Error::Field { error, .. } => is_its_own(error),
@@ -228,18 +228,18 @@ fn is_its_own(error: &Error) -> bool {
     }
 }
 
-/// How long nothing is heard before it is looked whether the call is to end.
+/// How often to check whether the run should end.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Batch<'_> {
     fn answer(&mut self, requests: &Requests, earlier: &Earlier, cancel: &Cancel) -> Result<()> {
         let mut lines = requests.lines()?.enumerate();
-        // The next request, if there is no memory for it before others have been answered.
+        // The next request, if memory does not suffice for it before others have ended.
         let mut postponed = None;
         let bar = Progress::answering(self.left);
         let start = Instant::now();
         loop {
-            // As many wait as are answered, so that nobody's place stays empty and the file is not in memory.
+            // As many requests wait as run: no place stays free, and the file is not read into memory.
             while self.open.len() < self.args.parallel.saturating_mul(2) {
                 cancel.check()?;
                 let (number, line) = match postponed.take() {
@@ -270,7 +270,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Waits until nothing is computed any more. Gives what was done.
+    /// Waits until the computation has ended. Returns the counts.
     fn end(self) -> Count {
         self.driver.leave();
         self.driver.join();
@@ -280,7 +280,7 @@ impl Batch<'_> {
         Count { tokens, ..self.count }
     }
 
-    /// False if there is no memory for a request before others have been answered.
+    /// Returns false if memory does not suffice for the request before others have ended.
     fn add(&mut self, number: usize, line: &Line) -> Result<bool> {
         match self.questions(line) {
             Ok((questions, form)) => self.ask(number, line, &questions, form)?,
@@ -303,7 +303,7 @@ impl Batch<'_> {
         let adjust = |options: &mut ReplyOptions| {
             options.max_tokens = options.max_tokens.or(self.args.max_tokens);
             options.sampling.seed = options.sampling.seed.or(Some(hash(custom_id)));
-            // The same request has the same answer in every run.
+            // The same request gets the same answer in every run.
             options.call_ids = Some(format!("call_{:016x}_", hash(custom_id)));
         };
         body.questions(endpoint, self.driver.prompter(), adjust)
@@ -321,7 +321,7 @@ impl Batch<'_> {
                     Err(error) => Some(Err(error)),
                 };
                 if let Some(result) = result {
-                    // Nobody listens any more if the call is about to end.
+                    // At the end of the run, nobody receives this.
                     let _ = tell.send(Told::Ended { number, index, result });
                 }
             };
@@ -344,12 +344,12 @@ impl Batch<'_> {
             ),
             Told::Ended { number, index, result } => (number, index, result),
         };
-        // One that was refused may have had other answers.
+        // A refused request may have had other answers.
         let Some(open) = self.open.get_mut(&number) else { return Ok(()) };
         match result {
             Ok(reply) => open.replies[index] = Some(*reply),
-            // What is wrong with one request is said in its line; what is wrong with the machine ends the call, which goes on
-            // later.
+            // An error of the request goes into its line. An error of the machine ends the run, and a later
+            // run continues.
             Err(error) if is_its_own(&error) => {
                 let open = self.open.remove(&number).expect("it is there");
                 return self.refuse(&open.custom_id, error);
@@ -365,7 +365,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// What `serve` answers, less what was measured: the file depends on the requests alone.
+    /// The answer of `serve` without measured fields, so that the file depends only on the requests.
     fn body(&self, custom_id: &str, form: Form, replies: Vec<Reply>) -> Value {
         let prefix = if form.endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
         let id = format!("{prefix}{:016x}", hash(custom_id));
@@ -384,7 +384,7 @@ impl Batch<'_> {
     }
 }
 
-/// A number that follows from a name, the same in every run.
+/// A number that is derived from a name, the same in every run.
 fn hash(name: &str) -> u64 {
     Fnv::of(name.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! `forebay bench`: how fast a model runs on this machine, and how near that is to what its memory allows.
+//! `forebay bench`: measures how fast a model runs on this machine, and how close that is to the limit of its memory.
 
 mod report;
 mod tokens;
@@ -79,7 +79,7 @@ pub struct BenchArgs {
 
 const TESTS: &str = "Tests";
 
-/// More do not fit one step of every model.
+/// The most answers at a time: more do not fit into one step of every model.
 const MOST_TOGETHER: usize = 256;
 
 /// Runs the command.
@@ -94,7 +94,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
             "--parallel {most}: at most {MOST_TOGETHER} answers can be generated together"
         )));
     }
-    // A step takes no more tokens than a context.
+    // A step has at most as many tokens as a context.
     let context = longest.max(most);
     let (engine, gpu) = args.compute.load_on(&args.model.locate()?, Some(context))?;
     let count = tests.iter().map(|test| test.length() * test.answers).max().unwrap_or(0);
@@ -145,30 +145,30 @@ impl BenchArgs {
     }
 }
 
-/// What is measured.
+/// A kind of test.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TestKind {
-    /// Tokens read together.
+    /// Prompt processing: tokens computed together.
     Prompt,
-    /// Tokens computed one after the other.
+    /// Generation: tokens computed one after the other.
     Generation,
 }
 
-/// What one run gave.
+/// The result of one run.
 struct Sample {
     tokens_per_second: f64,
     cost: TokenCost,
 }
 
-/// One thing to measure.
+/// One test.
 #[derive(Clone, Copy)]
 struct Test {
     kind: TestKind,
-    /// Tokens that are timed, of each conversation.
+    /// Timed tokens per conversation.
     tokens: usize,
-    /// Tokens that a conversation holds before.
+    /// Tokens in a conversation before the test.
     depth: usize,
-    /// Conversations that go on together.
+    /// Conversations that are computed together.
     answers: usize,
 }
 
@@ -188,7 +188,7 @@ impl Test {
         name
     }
 
-    /// Tokens that a conversation holds in the end.
+    /// Tokens in a conversation after the test.
     fn length(&self) -> usize {
         self.depth.saturating_add(self.tokens)
     }
@@ -198,13 +198,13 @@ impl Test {
         tokens.chunks_exact(self.length()).take(self.answers).collect()
     }
 
-    /// One run that finds things as they are, and `runs` after it.
+    /// One run with the caches as they are, and `runs` after it.
     fn measure(&self, engine: &Engine, tokens: &[TokenId], runs: usize) -> Result<Vec<Sample>> {
         let bar = Progress::measuring();
         let texts = self.texts(tokens);
         let mut sessions: Vec<Session> = Vec::new();
         let mut samples = Vec::new();
-        // The first run counts only where experts are streamed: it brings weights and code into reach.
+        // The first run warms the caches. It counts only if experts are streamed, as the cold run.
         for run in 0..=runs {
             bar.say(match run {
                 0 => format!("{}, first run", self.name()),
@@ -232,7 +232,7 @@ impl Test {
         Ok(samples)
     }
 
-    /// Computes the tokens after those that the conversations hold.
+    /// Computes the next tokens of the conversations.
     fn compute(&self, engine: &Engine, sessions: &mut [Session], texts: &[&[TokenId]]) -> Result<()> {
         match (self.kind, &mut *sessions) {
             (TestKind::Prompt, sessions) => {
@@ -251,7 +251,7 @@ impl Test {
                     let mut turns: Vec<_> = turns.collect();
                     let mut step = engine.step(&mut turns, &Cancel::default())?;
                     while let Some((_, mut logits)) = step.next_row()? {
-                        // Whatever is chosen, it is chosen among the likeliest.
+                        // Generation reads the likeliest tokens, whatever is chosen among them.
                         logits.best()?;
                     }
                     step.finish()?;
@@ -261,12 +261,12 @@ impl Test {
         Ok(())
     }
 
-    /// Whether each token is computed alone, so that it is known what it reads.
+    /// Whether each token is computed alone, so that the bytes that it reads are known.
     fn one_by_one(&self) -> bool {
         self.kind == TestKind::Generation && self.answers == 1
     }
 
-    /// Bytes that the middle one of the test's tokens reads, where each is computed alone.
+    /// The bytes that the middle token of the test reads; for tests that compute each token alone.
     fn bytes_per_token(&self, engine: &Engine) -> Option<u64> {
         let (depth, tokens) = (self.depth as u64, self.tokens as u64);
         // A token attends to itself, too.

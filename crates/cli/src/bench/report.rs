@@ -1,4 +1,4 @@
-//! What was measured, in the formats that people, spreadsheets and programs read.
+//! The results in the formats that people, spreadsheets and programs read.
 
 use std::time::SystemTime;
 
@@ -11,7 +11,7 @@ use super::{Sample, Test};
 use crate::dates::rfc3339;
 use crate::inspect::{Summary, parameters_text};
 
-/// How the results are written.
+/// The format of the results.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// A Markdown table
@@ -20,11 +20,11 @@ pub enum Format {
     Csv,
     /// One array of objects
     Json,
-    /// One object a line
+    /// One object per line
     Jsonl,
 }
 
-/// What is the same for all tests of a run.
+/// Values that are the same for all tests of a run.
 pub struct Setting {
     /// The path of the model.
     pub file: String,
@@ -35,13 +35,13 @@ pub struct Setting {
     pub parameters: u64,
     pub backend: String,
     pub precision: Precision,
-    /// None where a GPU computes.
+    /// `None` if a GPU computes.
     pub threads: Option<usize>,
-    /// Bytes a second: what memory is read at, or, inside a GPU, copied at, reads and writes together.
+    /// The memory bandwidth in bytes per second: of reads in RAM, or of a copy in GPU memory, reads and writes together.
     pub read_bandwidth: f64,
-    /// Bytes a second that the drive delivers, where experts are streamed.
+    /// The speed of the drive in bytes per second, if experts are streamed.
     pub drive_speed: Option<f64>,
-    /// Bytes a second that come to the GPU, where experts do.
+    /// The speed of uploads in bytes per second, if experts are uploaded to a GPU.
     pub link_speed: Option<f64>,
 }
 
@@ -70,12 +70,12 @@ impl Setting {
         self.threads.is_some()
     }
 
-    /// Whether experts come to a GPU while it computes.
+    /// Whether experts are uploaded to a GPU while it computes.
     fn lifts_experts(&self) -> bool {
         self.link_speed.is_some()
     }
 
-    /// Whether experts may come from somewhere: a GPU may have all in its memory.
+    /// Whether experts are read or uploaded: a GPU may have all of them in its memory.
     fn moves_experts(&self) -> bool {
         self.is_processors() || self.lifts_experts()
     }
@@ -84,23 +84,23 @@ impl Setting {
 /// The result of one test.
 pub struct Row {
     pub test: Test,
-    /// When the test began.
+    /// When the test started.
     pub start: SystemTime,
-    /// Tokens a second of each run.
+    /// Tokens per second of each run.
     pub samples: Vec<f64>,
-    /// Bytes that a token reads, where each token is computed alone.
+    /// Bytes that a token reads, if each token is computed alone.
     pub bytes_per_token: Option<u64>,
-    /// Where experts are streamed.
+    /// The cost of a token, if experts are streamed.
     pub streaming: Option<TokenCost>,
     pub cache: Cache,
 }
 
-/// What a run found in memory.
+/// The state of the expert cache before a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
-    /// Experts as they were when the test began.
+    /// The state before the test.
     Cold,
-    /// What the run before had left.
+    /// The state after the run before.
     Warm,
 }
 
@@ -114,7 +114,7 @@ impl Cache {
 }
 
 impl Row {
-    /// The rows of a test: where experts are streamed, the first run is one of its own.
+    /// The rows of a test. If experts are streamed, the first run has its own row.
     pub fn of(engine: &Engine, test: Test, start: SystemTime, samples: Vec<Sample>) -> Vec<Row> {
         let streams = engine.plan().moves_experts();
         let row = |cache, samples: &[Sample]| Row {
@@ -130,9 +130,9 @@ impl Row {
         cold.into_iter().chain([row(Cache::Warm, rest)]).collect()
     }
 
-    /// What bounds the speed of writing where experts are streamed.
+    /// The limit of the generation speed, if experts are streamed.
     fn bound(&self, setting: &Setting) -> Option<Bound> {
-        // A prompt's experts are computed many times, so that only where they come from bounds it: on a GPU, mostly.
+        // An expert computes many tokens of a prompt, so only the speed of reading and uploading limits it; mostly on a GPU.
         let bounds = self.test.one_by_one() || setting.lifts_experts();
         let cost = self.streaming.filter(|_| bounds)?;
         let memory = Some(setting.read_bandwidth);
@@ -164,7 +164,7 @@ impl Row {
         }
     }
 
-    /// Bytes a second that the mean speed amounts to.
+    /// The bytes per second at the mean speed.
     fn traffic(&self) -> Option<f64> {
         self.bytes_per_token.map(|bytes| bytes as f64 * self.mean())
     }
@@ -174,7 +174,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Of the population that the values are a sample of; 0 for one value.
+/// The standard deviation of a population with these values as a sample; 0 for one value.
 fn deviation(values: &[f64]) -> f64 {
     let (n, mean) = (values.len(), mean(values));
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -182,7 +182,7 @@ fn deviation(values: &[f64]) -> f64 {
 }
 
 impl Format {
-    /// What comes before the first row.
+    /// The text before the first row.
     pub fn begin(self, setting: &Setting) -> String {
         match self {
             Format::Md => {
@@ -205,7 +205,7 @@ impl Format {
         }
     }
 
-    /// One row, when it has been measured; a JSON array comes whole at the [end](Self::end).
+    /// The text of one row. A JSON array is written as a whole at the [end](Self::end).
     pub fn row(self, setting: &Setting, row: &Row) -> String {
         match self {
             Format::Md => {
@@ -224,7 +224,7 @@ impl Format {
         }
     }
 
-    /// What comes after the last row.
+    /// The text after the last row.
     pub fn end(self, setting: &Setting, rows: &[Row]) -> String {
         match self {
             Format::Md => {
@@ -262,7 +262,7 @@ struct Column {
     least: usize,
     right: bool,
     cell: fn(&Setting, &Row) -> String,
-    /// Whether it says something of this setting.
+    /// Whether the column is shown in this setting.
     shown: fn(&Setting) -> bool,
 }
 
@@ -333,13 +333,13 @@ fn bandwidth_share(setting: &Setting, row: &Row) -> String {
         .map_or(String::new(), |traffic| format!("{:.0} %", 100.0 * traffic / setting.read_bandwidth))
 }
 
-/// Those that say something of this setting.
+/// The columns that are shown in this setting.
 fn columns(setting: &Setting) -> impl Iterator<Item = &'static Column> {
     COLUMNS.iter().filter(|column| (column.shown)(setting))
 }
 
 impl Row {
-    /// A row of ordinary width.
+    /// A row with values of ordinary length.
     fn example() -> Row {
         Row {
             test: Test { kind: super::TestKind::Prompt, tokens: 1, depth: 0, answers: 1 },
@@ -352,7 +352,7 @@ impl Row {
     }
 }
 
-/// Everything about a row, by name and in order.
+/// All fields of a row, in order.
 fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
     let Test { kind, tokens, depth, answers } = row.test;
     let (traffic, bound) = (row.traffic(), row.bound(setting));
@@ -398,14 +398,14 @@ fn fields(setting: &Setting, row: &Row) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A row as an object: the fields, the runs one by one, and what programs look for that read llama-bench's results.
+/// A row as an object: its fields, the value of each run, and the fields for programs that read llama-bench's results.
 fn object(setting: &Setting, row: &Row) -> Value {
     let fields = fields(setting, row).into_iter().chain([("samples", json!(row.samples))]);
     let all = fields.chain(llama_bench(setting, row)).map(|(name, value)| (name.to_owned(), value));
     Value::Object(all.collect::<Map<_, _>>())
 }
 
-/// The fields of llama-bench that mean the same here and are not called the same, by their names there.
+/// Fields that have another name in llama-bench, under that name.
 fn llama_bench(setting: &Setting, row: &Row) -> [(&'static str, Value); 13] {
     let samples_ns = row.nanoseconds();
     let times: Vec<f64> = samples_ns.iter().map(|&ns| ns as f64).collect();
@@ -427,7 +427,7 @@ fn llama_bench(setting: &Setting, row: &Row) -> [(&'static str, Value); 13] {
     ]
 }
 
-/// Quoted where it holds what separates fields; what is not known is empty.
+/// A CSV field: quoted if it contains a separator, empty if the value is unknown.
 fn csv_field(value: &Value) -> String {
     let text = match value {
         Value::Null => String::new(),

@@ -1,4 +1,4 @@
-//! The tokens that a measurement computes: the same in every run, so that figures can be compared.
+//! The tokens of a measurement: the same in every run, so that results can be compared.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub fn random(vocab: usize, count: usize) -> Vec<TokenId> {
     (0..count).map(|_| TokenId((((next() >> 32) * vocab as u64) >> 32) as u32)).collect()
 }
 
-/// The tokens of a file, which begin again at its end.
+/// The tokens of a file, repeated as needed.
 pub fn from_file(path: &Path, vocab: usize, count: usize) -> Result<Vec<TokenId>> {
     let tokens = parse(&read_text(path)?).with_context(|| path.display().to_string())?;
     if tokens.is_empty() {

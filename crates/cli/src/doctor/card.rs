@@ -1,4 +1,4 @@
-//! A GPU: what it is, how it is connected, and how fast it was measured to be.
+//! Describes a GPU: its name, its connection and its measured speeds.
 
 use std::fs;
 use std::path::Path;
@@ -21,19 +21,19 @@ pub struct Card {
 /// How a GPU is connected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Of PCI Express.
+    /// The generation of PCI Express.
     generation: u32,
-    /// Lanes.
+    /// The number of lanes.
     width: u32,
 }
 
-/// What was measured on a GPU.
+/// The measurements of a GPU.
 struct Measured {
     /// Bytes that models may use.
     usable: u64,
-    /// Bytes a second that a copy inside its memory reads and writes.
+    /// Bytes per second that a copy inside its memory reads and writes.
     memory: f64,
-    /// Bytes a second that are uploaded to it from RAM.
+    /// Bytes per second that are uploaded to it from RAM.
     link: f64,
 }
 
@@ -58,7 +58,7 @@ impl Card {
         forebay_cuda::find().unwrap_or_default().into_iter().map(card).collect()
     }
 
-    /// What it is.
+    /// Its name and memory.
     pub fn name(&self) -> String {
         let (major, minor) = self.found.capability;
         let link =
@@ -66,7 +66,7 @@ impl Card {
         format!("{} with {}, CUDA {major}.{minor}{link}", self.found.name, Bytes(self.found.memory))
     }
 
-    /// What was measured, for people.
+    /// The measurements as text.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let Some(Measured { usable, memory, link }) = self.measured else { return Vec::new() };
         vec![

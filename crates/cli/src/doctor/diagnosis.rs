@@ -1,4 +1,4 @@
-//! What a model makes of the machine.
+//! How a model runs on the machine, and what limits it.
 
 use anyhow::Result;
 use forebay_engine::internals::forecast::ComputeTime;
@@ -19,15 +19,15 @@ pub struct Diagnosis {
     /// Bytes of all its files.
     pub bytes: u64,
     pub least_memory: u64,
-    /// On the CPU.
+    /// The verdict for the CPU.
     pub verdict: Verdict,
-    /// `None` if it cannot run.
+    /// How it runs; `None` if it cannot.
     pub outcome: Option<Outcome>,
     /// The type that most of its bytes have.
     pub main_type: String,
-    /// Bits per weight, on average; `None` where tensors hold several weights in a number.
+    /// Bits per weight, on average; `None` if a number in a tensor holds several weights.
     pub bits: Option<f64>,
-    /// On the GPU, if there is one to compute.
+    /// How it runs on the GPU, if one computes.
     pub on_gpu: Option<OnGpu>,
 }
 
@@ -37,9 +37,9 @@ pub struct Outcome {
     pub plan: Plan,
     pub predicted: Prediction,
     pub limit: Limit,
-    /// Bytes of weights that are computed in a second when none of them has to be waited for.
+    /// Bytes of weights computed per second, without waiting for experts.
     pub computing: f64,
-    /// Bytes of memory that are read in a second.
+    /// Bytes of memory read per second.
     pub memory: f64,
     pub drive: Option<DriveSpeed>,
 }
@@ -55,7 +55,7 @@ impl Outcome {
 }
 
 impl Diagnosis {
-    /// On a machine whose drive, memory and load were measured before.
+    /// Diagnoses a model on a machine whose drive, memory and load have been measured.
     pub fn new(
         prospect: &Prospect,
         options: &Options,

@@ -1,4 +1,4 @@
-//! The drive, measured with reads like those of experts.
+//! Measures the drive with reads like those of experts.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,24 +15,24 @@ use crate::drive_probe::probe_of_folder;
 use crate::measured::rate;
 use crate::progress::Progress;
 
-/// How many experts are read at a time: a layer misses between one and all of those that it uses.
+/// The numbers of experts that are read at a time: a layer misses between one and all of the experts that it uses.
 const DEPTHS: [usize; 4] = [1, 2, 4, 8];
 
-/// A drive that falls below this share of its first speed is throttled.
+/// A drive that gets slower than this share of its first speed counts as throttled.
 const THROTTLED: f64 = 0.7;
 
-/// How long is measured.
+/// The durations of the measurements.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// For each depth.
+    /// For each number of experts that are read at a time.
     pub moment: Duration,
-    /// For the drive to get hot; not at all if zero.
+    /// For sustained reads, which heat the drive; zero for none.
     pub endurance: Duration,
-    /// Bytes of the file where there is no model.
+    /// The size of the temporary file, if there is no model.
     pub file: usize,
 }
 
-/// What was found.
+/// The measurements of a drive.
 pub struct Drive {
     pub path: PathBuf,
     pub volume: Volume,
@@ -40,7 +40,7 @@ pub struct Drive {
     pub how: String,
     /// Bytes of a read.
     pub expert_bytes: u64,
-    /// Bytes a second by depth.
+    /// Bytes per second for each number of experts at a time.
     pub depths: Vec<(usize, f64)>,
     pub endurance: Option<Endurance>,
 }
@@ -49,7 +49,7 @@ pub struct Drive {
 #[derive(Clone, Copy)]
 pub struct Endurance {
     pub seconds: f64,
-    /// Bytes a second in the first part of it, and in the last.
+    /// Bytes per second in its first part and in its last.
     pub first: f64,
     pub last: f64,
 }
@@ -92,13 +92,13 @@ impl Drive {
         Ok(Drive { path, volume, how: probe.how(), expert_bytes: probe.expert_bytes(), depths, endurance })
     }
 
-    /// As predictions take it.
+    /// The speed, as predictions need it.
     pub fn speed(&self) -> Option<DriveSpeed> {
         let ((_, one), (together, many)) = (*self.depths.first()?, *self.depths.last()?);
         Some(DriveSpeed { one, many, together })
     }
 
-    /// What was measured, for people.
+    /// The measurements as text.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let v = &self.volume;
         let known = [&v.device, &v.file_system].into_iter().flatten().cloned();
@@ -187,7 +187,7 @@ fn volume(path: &Path) -> Volume {
 #[cfg(target_os = "linux")]
 fn device(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
-    // As the C library takes device numbers apart.
+    // Split in the same way as by the C library.
     let number = std::fs::metadata(path).ok()?.dev();
     let major = (number >> 32 & 0xffff_f000) | (number >> 8 & 0xfff);
     let minor = (number >> 12 & 0xffff_ff00) | (number & 0xff);

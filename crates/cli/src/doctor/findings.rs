@@ -1,4 +1,4 @@
-//! What a doctor finds: what was measured, what it means, what to change, and the command for that.
+//! The findings of `doctor`: what was measured, what it means, what to change, and the command for that.
 
 use forebay_engine::{Bytes, Options};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::measured::{Load, hits_text, rate};
 use crate::plan::verdict::{Alternative, Limit, Verdict, short, uncapitalised};
 use crate::plan::{share, wrapped};
 
-/// Something to change.
+/// A finding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     pub measured: String,
@@ -19,23 +19,23 @@ pub struct Finding {
     pub command: Option<String>,
 }
 
-/// What findings are about.
+/// The input of findings.
 pub struct Evidence<'a> {
     pub processor: &'a Processor,
     pub memory: &'a Memory,
     pub drive: Option<&'a Drive>,
     pub load: Option<Load>,
     pub options: &'a Options,
-    /// `None` also where a GPU computes: what helps the CPU would not help the model.
+    /// `None` also if a GPU computes, because changes for the CPU would not help the model.
     pub model: Option<&'a Diagnosis>,
     /// The model as it was named on the command line.
     pub name: &'a str,
 }
 
-/// A spinning disk is slower than this, in bytes a second. What is reported as rotational and faster is none.
+/// Hard disks are slower than this, in bytes per second. A faster drive is an SSD, even if it is reported as rotational.
 const FASTEST_DISK: f64 = 0.4e9;
 
-/// Weights of more bits than this on average have a smaller sibling that is hardly worse.
+/// For models with more bits per weight than this, a smaller quantisation is hardly worse.
 const MANY_BITS: f64 = 5.5;
 
 impl Finding {
@@ -47,7 +47,7 @@ impl Finding {
         Finding { command: Some(command.into()), ..self }
     }
 
-    /// As numbered in a list.
+    /// The finding as an entry of a numbered list.
     pub fn text(&self, number: usize, width: usize) -> String {
         let mut text = String::new();
         let parts = [
@@ -59,7 +59,7 @@ impl Finding {
         for (i, (name, part)) in parts.into_iter().enumerate() {
             let Some(part) = part else { continue };
             let lead = if i == 0 { format!("{number:>3}. ") } else { " ".repeat(5) };
-            // A command stays in one line, to be copied.
+            // A command stays on one line, so that it can be copied.
             let part = if name == "command" { part.clone() } else { wrapped(part, width - 15) };
             text += &format!("{lead}{name:<10}{}\n", part.replace('\n', &format!("\n{:15}", "")));
         }
@@ -75,7 +75,7 @@ impl Finding {
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(evidence.model.and_then(|model| of_model(model, evidence)));
-    // That a model cannot run does not depend on the load.
+    // A model that cannot run cannot run on an idle machine either.
     let is_refused = evidence.model.is_some_and(|model| model.outcome.is_none());
     let load = evidence.load.filter(|load| load.is_high() && !is_refused);
     all.extend(load.map(|load| of_load(&load, evidence.name)));
@@ -285,7 +285,7 @@ mod tests {
     use super::super::system::tests::{memory, processor};
     use super::*;
 
-    /// Of a quiet machine without faults.
+    /// An idle machine without problems.
     fn check(change: impl FnOnce(&mut Case)) -> Vec<Finding> {
         let mut case = Case {
             processor: processor(),
@@ -334,7 +334,7 @@ mod tests {
         assert!(slow[0].change.contains("SSD"));
     }
 
-    /// The words are the reader's (`experts/io/mod.rs`, `direct.rs` in the engine).
+    /// These texts come from the readers (`experts/io/mod.rs` and `direct.rs` in the engine).
     #[test]
     fn slow_ways_of_reading_are_found() {
         let how = |how: &str| check(|case| case.drive.how = how.into());

@@ -70,7 +70,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let cancel = Cancel::default();
     interrupt::install(&cancel)?;
     let options = args.compute.options(None);
-    // What a model needs is worth knowing also where there is less.
+    // The needs of a model are shown even if the machine has less memory.
     let unlimited = options.clone().memory(u64::MAX);
     let path = args.model.get()?.map(hub::locate).transpose()?;
     let prospect = path.map(|path| Prospect::new(&path, &unlimited)).transpose()?;
@@ -79,20 +79,20 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All that was found.
+/// The whole report.
 struct Report {
     processor: Processor,
     memory: Memory,
-    /// Bytes a second.
+    /// The memory bandwidth in bytes per second.
     memory_speed: f64,
     threads: usize,
-    /// What other programs did before anything was measured.
+    /// The load of other programs before the measurements.
     load: Option<Load>,
-    /// `None` for a model without experts; the reason where it could not be measured.
+    /// `None` for a model without experts; an error if the drive could not be measured.
     drive: Option<Result<Drive, String>>,
     gpu: Gpu,
     cards: Vec<Card>,
-    /// The GPUs, for people.
+    /// The GPUs as text.
     gpu_text: String,
     model: Option<Diagnosis>,
     findings: Vec<Finding>,
@@ -130,7 +130,7 @@ impl Report {
         }
         drop(bar);
         let gpu = Gpu::look(root);
-        // What helps the CPU does not help a model that the GPU computes.
+        // Changes for the CPU do not help a model that the GPU computes.
         let on_gpu = |model: &Diagnosis| model.on_gpu.as_ref().and_then(OnGpu::computes).is_some();
         let on_cpu = model.as_ref().filter(|model| !on_gpu(model));
         let findings = findings(&Evidence {
@@ -254,7 +254,7 @@ impl Report {
 }
 
 fn gpu_text(gpu: &Gpu, cards: &[Card]) -> String {
-    // A program that is linked with nothing loads nothing.
+    // A statically linked program cannot load the driver.
     const STATIC: Option<&str> = if cfg!(target_env = "musl") {
         Some("this program is linked statically and cannot load a driver: CPU only")
     } else {
@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    /// With the findings that it leads to.
+    /// The report with its findings.
     fn diagnosed(mut report: Report) -> Report {
         let drive = report.drive.as_ref().and_then(|drive| drive.as_ref().ok());
         report.findings = findings(&Evidence {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The processor.
 pub struct Processor {
     pub model: Option<String>,
-    /// Instruction sets that the kernels have, best first.
+    /// Instruction sets for which there are kernels, best first.
     pub instruction_sets: Vec<&'static str>,
     /// How many of the machine's CPUs the process may use.
     pub usable: usize,
@@ -42,7 +42,7 @@ impl Processor {
 /// The memory.
 pub struct Memory {
     pub total: Option<u64>,
-    /// What can be had, within the limits.
+    /// Available memory, within the limits.
     pub available: Option<u64>,
     pub swap: Option<u64>,
     pub groups: Vec<GroupLimit>,
@@ -86,7 +86,7 @@ impl Memory {
     }
 }
 
-/// What a file lies on.
+/// The drive and the file system of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     pub mounted_at: Option<String>,
@@ -97,7 +97,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// From the number of the file's device.
+    /// Finds the drive by the device number of the file.
     pub fn look(root: &Path, major: u64, minor: u64) -> Volume {
         let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
         let number = format!("{major}:{minor}");
@@ -136,13 +136,13 @@ impl Volume {
     }
 }
 
-/// GPUs, as far as files of their drivers show them.
+/// GPUs, as far as the files of their drivers show them.
 pub struct Gpu {
-    /// What the driver's files name.
+    /// Names from the driver's files.
     pub names: Vec<String>,
     /// Device files.
     pub devices: Vec<PathBuf>,
-    /// The library that programs use them through.
+    /// The driver's library for programs.
     pub library: Option<PathBuf>,
 }
 

@@ -34,7 +34,7 @@ struct Metered {
     /// Tokens of the prompt.
     prompt: usize,
     started: Instant,
-    /// Tokens that the conversation has, with the share of those in the pass at hand that the layers so far stand for: the
+    /// Tokens of the conversation, including the tokens of the current pass times the share of layers that it has computed: the
     /// bits of an `f64`.
     position: AtomicU64,
 }
@@ -52,7 +52,7 @@ struct Metered {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptProgress {
-    /// Tokens processed. A token in the pass at hand counts by the share of layers that it has gone through. On a GPU, a layer
+    /// Processed tokens. A token of the current pass counts by the share of layers that it has passed. On a GPU, a layer
     /// counts when its work has been launched.
     pub done: f64,
     /// Tokens to process: those of the prompt that the conversation did not hold already.
@@ -70,13 +70,13 @@ impl PromptProgress {
 }
 
 impl PromptMeter {
-    /// Of a prompt of so many tokens, of which the conversation holds the first `reused`.
+    /// The meter of a prompt, whose first `reused` tokens the conversation has already.
     pub fn new(reused: usize, prompt: usize) -> PromptMeter {
         let position = AtomicU64::new((reused as f64).to_bits());
         PromptMeter(Arc::new(Metered { reused, prompt, started: Instant::now(), position }))
     }
 
-    /// How much has been processed now.
+    /// The current progress.
     pub fn read(&self) -> PromptProgress {
         let &Metered { reused, prompt, started, ref position } = &*self.0;
         let total = prompt - reused;
@@ -84,12 +84,12 @@ impl PromptMeter {
         PromptProgress { done: done.clamp(0.0, total as f64), total, elapsed: started.elapsed() }
     }
 
-    /// The conversation has so many tokens, and a part of others.
+    /// Sets the number of the conversation's tokens, which includes parts of tokens.
     pub(crate) fn set(&self, position: f64) {
         self.0.position.store(position.to_bits(), Ordering::Relaxed);
     }
 
-    /// Whether tokens after so many are of the prompt.
+    /// Whether the prompt has tokens after the first `tokens`.
     pub(crate) fn concerns(&self, tokens: usize) -> bool {
         tokens < self.0.prompt
     }

@@ -1,4 +1,4 @@
-//! What bounds the speed of writing: the machine's measured speeds against what a token takes from it.
+//! What limits the speed of generation: compares the machine's measured speeds with what a token needs.
 
 use std::hint::black_box;
 use std::thread;
@@ -6,35 +6,35 @@ use std::time::Instant;
 
 use crate::experts::Meters;
 
-/// Bytes a second, as measured on this machine.
+/// The measured speeds of this machine, in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speeds {
-    /// At which weights are read from memory; `None` if there are too few of them to tell memory from caches.
+    /// The speed of reading weights from memory; `None` if the model has so few that caches hold them.
     pub memory: Option<f64>,
-    /// At which the drive delivers experts; `None` if none are streamed.
+    /// The speed of reading experts from the drive; `None` if no experts are streamed.
     pub drive: Option<f64>,
-    /// At which experts come to the device that computes; `None` if none come while it does.
+    /// The speed of uploading experts to the device; `None` if none are uploaded during generation.
     pub link: Option<f64>,
 }
 
-/// What a token took, on average over several.
+/// The cost of a token, averaged over several.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenCost {
-    /// Seconds in all.
+    /// All seconds.
     pub seconds: f64,
-    /// Seconds of all but experts.
+    /// Seconds of everything except experts.
     pub dense_seconds: f64,
-    /// Seconds in which nothing could be computed because no expert was there.
+    /// Seconds of waiting for experts with nothing to compute.
     pub wait_seconds: f64,
-    /// The share of experts that were found in memory.
+    /// The hit rate: the share of experts that were in memory already.
     pub hit_rate: f64,
     /// Bytes of the experts that were used.
     pub bytes_used: f64,
     /// Bytes that were read from the drive.
     pub bytes_read: f64,
-    /// The share of experts that were found in the memory of the device that computes.
+    /// The share of experts that were in device memory already.
     pub device_hit_rate: f64,
-    /// Bytes that were brought there.
+    /// Bytes that were uploaded to the device.
     pub bytes_lifted: f64,
 }
 
@@ -70,14 +70,14 @@ impl TokenCost {
     }
 }
 
-/// The part of the machine that bounds the speed.
+/// The part of the machine that limits the speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// Experts come from the drive more slowly than they are computed.
+    /// The drive: it delivers experts more slowly than they are computed.
     Drive,
-    /// Experts come to the device more slowly than that.
+    /// The link to the device: uploading experts is slower than computing them.
     Link,
-    /// Weights are computed as fast as memory is read.
+    /// Memory: weights are computed as fast as they are read.
     Memory,
 }
 
@@ -92,19 +92,19 @@ impl Bottleneck {
     }
 }
 
-/// How fast tokens could be written at most.
+/// The highest possible speed of generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// What bounds it.
+    /// What limits it.
     pub by: Bottleneck,
-    /// The speed it allows.
+    /// The highest speed that this allows.
     pub tokens_per_second: f64,
 }
 
 impl Bound {
-    /// The bound for tokens of this cost: the time of all but experts, as it was, and after it the experts, which cannot
-    /// be read faster than the drive reads, nor computed faster than memory is read. A device does all of that at the same time, so
-    /// that there the slowest alone is the bound. `None` where speeds are unknown.
+    /// The bound for tokens of this cost: the measured time of everything except experts, plus the time of the experts,
+    /// which cannot be read faster than the drive reads, nor computed faster than memory is read. A device does all of this
+    /// at the same time, so there the slowest alone is the bound. `None` if the speeds are unknown.
     pub fn of(cost: &TokenCost, speeds: &Speeds) -> Option<Bound> {
         let read = speeds.drive.map(|drive| (Bottleneck::Drive, cost.bytes_read / drive));
         let compute = speeds.memory.map(|memory| (Bottleneck::Memory, cost.bytes_used / memory));
@@ -112,22 +112,22 @@ impl Bound {
         let all = read.into_iter().chain(compute).chain(upload);
         let (by, seconds) = all.max_by(|a, b| a.1.total_cmp(&b.1))?;
         let before = if speeds.link.is_some() { 0.0 } else { cost.dense_seconds };
-        // Where nothing had to come, nothing bounds.
+        // If nothing was read or uploaded, this part does not limit the speed.
         (before + seconds > 0.0).then(|| Bound { by, tokens_per_second: 1.0 / (before + seconds) })
     }
 
-    /// The share of the bound that was reached.
+    /// The measured speed as a share of the bound.
     pub fn ratio(&self, cost: &TokenCost) -> f64 {
         1.0 / (cost.seconds * self.tokens_per_second)
     }
 }
 
-/// The median of so many passes over memory counts. The best one would be the memory while nobody else uses it,
-/// and nothing as long as an answer meets only that.
+/// The result is the median of this many passes over memory. The best pass would show the speed of memory that no other
+/// program uses, which an answer seldom gets.
 const PASSES: usize = 25;
 
-/// Bytes a second that `threads` threads read together, each its own part of `bytes` from end to end. For the result to
-/// be the memory's speed there must be far more of them than caches hold.
+/// Bytes per second that `threads` threads read together, each its own part of `bytes` from start to end. `bytes` must be far
+/// larger than the caches, or the result is not the speed of memory.
 pub fn read_speed(bytes: &[u8], threads: usize) -> f64 {
     let part = bytes.len().div_ceil(threads).next_multiple_of(LINE).max(LINE);
     let pass = || {
@@ -144,7 +144,7 @@ pub fn read_speed(bytes: &[u8], threads: usize) -> f64 {
     passes[PASSES / 2]
 }
 
-/// Bytes that are added up side by side: enough for the compiler to use its widest loads.
+/// Bytes that are summed at once: enough for the compiler to use its widest loads.
 const LINE: usize = 64;
 
 fn sum(bytes: &[u8]) -> u64 {

@@ -1,4 +1,4 @@
-//! How fast a model runs and what bounds it: measured in a run, predicted before one, simulated on recorded routing.
+//! How fast a model runs and what limits its speed: measured during a run, predicted before one, simulated on recorded routing.
 
 pub mod bound;
 pub mod predict;

@@ -1,4 +1,5 @@
-//! The speed of generation, predicted before anything is loaded: a range, because it depends on which experts a conversation uses.
+//! Predicts the speed of generation before a model is loaded: a range, because it depends on the experts that a
+//! conversation uses.
 
 use crate::forecast::preference::preferences;
 use crate::forecast::rehearsal::ComputeTime;
@@ -23,14 +24,15 @@ impl Range {
 /// How unevenly a model uses its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Skew {
-    /// How much its routers prefer each expert, the favourite first; empty if that is not known.
+    /// How much its routers prefer each expert, most preferred first; empty if unknown.
     Expected(Vec<f32>),
-    /// How hot each expert was in earlier runs, the hottest first.
+    /// How often each expert was used in earlier runs, most used first.
     Known(Vec<f32>),
 }
 
-/// Where the experts in memory get a share `s` of the choices by the routers' preferences alone, `1 - (1 - s)^k` of them
-/// hit: a conversation stays with some experts. The models whose traces were recorded (docs/performance-cache.md) have such `k`.
+/// If the routers' preferences alone would give the experts in memory a share `s` of the choices, the hit rate is
+/// `1 - (1 - s)^k`, because a conversation repeats experts. These values of `k` fit the recorded traces
+/// (docs/performance-cache.md).
 const LOCALITY: [f64; 3] = [1.2, 1.6, 2.0];
 
 /// Misses, as a multiple of those that the heat of earlier runs predicts: the next conversation may have another topic.
@@ -62,7 +64,7 @@ impl Skew {
         Skew::Expected(preferences)
     }
 
-    /// The share of a token's experts that is in memory when there are slots for this share of all.
+    /// The predicted hit rate with slots for this share of all experts.
     pub fn hit_rate(&self, share: f64) -> Range {
         if share >= 1.0 {
             return Range::each(|_| 1.0);
@@ -79,26 +81,26 @@ impl Skew {
             }
             Skew::Known(heat) => {
                 let missed = 1.0 - of_hottest(heat);
-                // At worst, experts are used without any preference.
+                // In the worst case, experts are used without any preference.
                 Range::each(|i| 1.0 - (missed * OTHER_TOPIC[i]).min(1.0 - share))
             }
         }
     }
 }
 
-/// Bytes a second that the drive delivers.
+/// The speed of the drive, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DriveSpeed {
-    /// When one expert is read at a time.
+    /// With one expert at a time.
     pub one: f64,
-    /// When `together` are.
+    /// With `together` experts at a time.
     pub many: f64,
-    /// How many those were.
+    /// The number of experts in that measurement.
     pub together: usize,
 }
 
 impl DriveSpeed {
-    /// Seconds to read `count` experts of so many bytes that are requested together.
+    /// Seconds to read `count` experts of `bytes` bytes each that are requested together.
     fn seconds(&self, count: f64, bytes: f64) -> f64 {
         let (first, together) = (bytes / self.one, self.together as f64);
         let all = (together * bytes / self.many).max(first);
@@ -117,36 +119,36 @@ impl DriveSpeed {
     }
 }
 
-/// What is known of a model on a machine.
+/// The input of a prediction: a model on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outlook {
-    /// Seconds of a token's products.
+    /// Seconds of a token's matrix products.
     pub compute: ComputeTime,
-    /// Of the experts' drive; `None` where the model has none.
+    /// The speed of the drive with the experts; `None` if the model has no experts.
     pub drive: Option<DriveSpeed>,
-    /// Layers that have experts.
+    /// The number of layers with experts.
     pub layers: usize,
-    /// Experts that a token uses in such a layer.
+    /// Experts used per token in each of these layers.
     pub used: f64,
     /// Bytes of an expert.
     pub expert_bytes: f64,
-    /// Which experts are used.
+    /// How unevenly experts are used.
     pub skew: Skew,
 }
 
-/// What is predicted of a token.
+/// A prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// The share of a token's experts that is in memory.
+    /// The hit rate.
     pub hit_rate: Range,
-    /// Tokens a second.
+    /// Tokens per second.
     pub speed: Range,
     /// The share of the expected time that is spent waiting for the drive.
     pub waiting: f64,
 }
 
 impl Outlook {
-    /// With slots for this share of all experts, in a conversation that has warmed the cache.
+    /// The prediction for slots for this share of all experts, once the cache is warm.
     pub fn predict(&self, share: f64) -> Prediction {
         let hit_rate = self.skew.hit_rate(share);
         let seconds = |i: usize, hits: f64| {
@@ -162,15 +164,15 @@ impl Outlook {
         }
     }
 
-    /// Seconds of a token in which nothing is computed because no expert has arrived. In a layer that misses some, the
-    /// others are computed while they are read; reads go side by side and end together. Misses come by themselves: some
-    /// layers have several, others none.
+    /// Seconds per token of waiting with nothing to compute. While a layer's missing experts are read, its other experts
+    /// are computed. The reads of one layer run at the same time and end together. Misses are assumed to be independent:
+    /// some layers have several, others none.
     fn waiting(&self, hits: f64, compute: f64, drive_share: f64) -> f64 {
         let Some(drive) = self.drive.filter(|_| self.layers > 0 && hits < 1.0) else { return 0.0 };
         let drive = drive.times(drive_share);
         let one = compute / (self.layers as f64 * self.used);
         let used = (self.used.round() as u32).max(1);
-        // The probability that a layer misses so many of its experts.
+        // The probability that a layer misses this many of its experts.
         let mut probability = hits.powi(used as i32);
         let mut seconds = 0.0;
         for missed in 1..=used {

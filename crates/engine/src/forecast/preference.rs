@@ -1,19 +1,19 @@
-//! Which experts a model's routers prefer by themselves: the longer an expert's row, the further its scores are from
-//! zero, and the more often it is among the best, whatever the token. Little is read for that, and nothing computed.
+//! Estimates from the routers' weights which experts a model prefers. The larger the norm of an expert's row, the further
+//! its scores are from zero, and the more often it is chosen, whatever the token. This reads only a few routers.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use crate::synth::gaussian;
 
-/// Layers whose routers are looked at: enough for an average.
+/// The number of layers whose routers are read: enough for an average.
 pub(crate) const LAYERS: usize = 8;
 
-/// Tokens that are drawn for each of them.
+/// Random tokens per layer.
 const TOKENS: usize = 1000;
 
-/// How often each expert is among the `used` best, as a share of all choices, when tokens look at random in all
-/// directions and the router's rows have these lengths.
+/// How often each expert is among the `used` best, as a share of all choices, for random hidden states of any direction
+/// and router rows with these norms.
 pub(crate) fn preferences(lengths: &[f32], used: usize) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(0);
     let used = used.clamp(1, lengths.len());

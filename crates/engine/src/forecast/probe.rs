@@ -1,4 +1,4 @@
-//! The speed at which the drive delivers experts, measured.
+//! Measures the speed at which the drive delivers experts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::experts::slots::{Extent as SlotExtent, Placement};
 use crate::format::{FileIdx, ModelFile};
 use crate::memory::Region;
 
-/// Reads the byte ranges of experts from all over a model's files, as the expert store does: past the page cache.
+/// Reads experts from all parts of a model's files in the way of the expert store: past the page cache.
 pub struct DriveProbe {
     reader: Box<dyn Reader>,
     region: Arc<Region>,
     done: Receiver<Result<()>>,
-    /// What is read for an expert.
+    /// The byte ranges of each expert.
     experts: Vec<Vec<Extent>>,
     slot_bytes: usize,
     next: usize,
@@ -27,14 +27,14 @@ pub struct DriveProbe {
 struct Extent {
     file: FileIdx,
     offset: u64,
-    /// Where they go in the expert's part of the region.
+    /// Their offset in the expert's part of the region.
     place: usize,
     len: usize,
     needed: usize,
 }
 
 impl DriveProbe {
-    /// The most experts that are read at a time: as many as a layer asks for.
+    /// The most experts that are read at a time: as many as a layer requests.
     pub const MOST_TOGETHER: usize = 8;
 
     /// A probe of the drives that hold a model's experts; `None` if it has none.
@@ -94,30 +94,30 @@ impl DriveProbe {
         let memory = Arc::clone(&region);
         let on_done = Arc::new(move |_, result| {
             let _ = &memory;
-            // Nobody listens any more when the probe has failed.
+            // After a failure of the probe, nobody receives this.
             let _ = sender.send(result);
         });
         let reader = io::open_paths(paths, method, &[], on_done)?;
         Ok(DriveProbe { reader, region, done, experts, slot_bytes, next: 0 })
     }
 
-    /// How bytes are read, and why, for people.
+    /// A description of how bytes are read, and why.
     pub fn how(&self) -> String {
         self.reader.describe()
     }
 
-    /// Bytes of the largest expert, as it is read.
+    /// Bytes that are read for the largest expert.
     pub fn expert_bytes(&self) -> u64 {
         self.slot_bytes as u64
     }
 
-    /// Bytes a second while experts are read for so long, `together` of them at a time.
+    /// The bytes per second of reading for `duration`, `together` experts at a time.
     ///
     /// # Errors
     /// If reading fails.
     ///
     /// # Panics
-    /// If more are asked for than [`MOST_TOGETHER`](Self::MOST_TOGETHER), or none.
+    /// If `together` is zero or more than [`MOST_TOGETHER`](Self::MOST_TOGETHER).
     pub fn speed(&mut self, together: usize, duration: Duration) -> Result<f64> {
         assert!((1..=DriveProbe::MOST_TOGETHER).contains(&together));
         let (start, mut bytes) = (Instant::now(), 0);
@@ -151,7 +151,7 @@ impl DriveProbe {
     }
 }
 
-/// Bytes a second while experts from all over the model are read for so long; `None` if there are none.
+/// The bytes per second of reading experts from all parts of the model for `duration`; `None` if it has none.
 ///
 /// # Errors
 /// If reading fails.

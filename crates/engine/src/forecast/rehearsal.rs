@@ -1,7 +1,8 @@
-//! The time of a token's matrix products on this machine, measured on memory that holds none of the model's weights.
+//! Measures the time of a token's matrix products on this machine, without the model's weights.
 //!
-//! Types of few bits are limited by unpacking, types of many by memory bandwidth, so the time is measured and not calculated: the same
-//! kernels run on weights of the same types and shapes. Where the model has enough weights, more of them are used than caches hold.
+//! Types with few bits are limited by unpacking, types with many by memory bandwidth. So the time is measured and not
+//! calculated: the same kernels run on memory of the same types and shapes. If the model has enough weights, this memory is
+//! larger than the caches.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,28 +12,28 @@ use crate::error::Result;
 use crate::memory::{ALIGNMENT, Machine, Region};
 use crate::models::Product;
 
-/// Seconds of a token's products, without waiting for a drive.
+/// Seconds of a token's matrix products, without waiting for the drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ComputeTime {
-    /// Of the dense part.
+    /// The products with dense weights.
     pub dense: f64,
-    /// Of the experts.
+    /// The products with experts.
     pub experts: f64,
 }
 
-/// Bytes of weights in a trial: more than most caches hold.
+/// Bytes of weights per measurement: more than most caches hold.
 const TRIAL: u64 = 128 << 20;
 
-/// How long each type is tried.
+/// The duration of each type's measurement.
 const DURATION: Duration = Duration::from_millis(250);
 
-/// As a scale of any type, this byte makes a small number: not zero, not subnormal, which is slow, and not infinite.
+/// In a scale of any type, this byte gives a small number that is neither zero nor infinite nor subnormal (which is slow).
 const FILLING: u8 = 0x3c;
 
-/// Seconds that these products take.
+/// The seconds of these products.
 ///
 /// # Errors
-/// If there is no memory or no thread for the trial.
+/// If memory cannot be allocated or threads cannot be started.
 pub fn rehearse(products: &[Product], threads: usize, precision: Precision) -> Result<f64> {
     let mut seconds = 0.0;
     for product in products {
@@ -41,7 +42,7 @@ pub fn rehearse(products: &[Product], threads: usize, precision: Precision) -> R
     Ok(seconds)
 }
 
-/// Bytes of weights a second.
+/// Bytes of weights per second.
 fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64> {
     let Product { encoding, rows, cols, together, stored, .. } = *product;
     let planes = encoding.plane_bytes(rows, cols).expect("the model has such a matrix");

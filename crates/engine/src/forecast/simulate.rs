@@ -1,7 +1,7 @@
-//! Plays routing traces against caches of experts: what a policy hits, and what could have been hit.
+//! Replays routing traces against expert caches: the hits of a policy, and the most hits that were possible.
 //!
-//! Only tokens of answers count, for the experts of a prompt are read once per chunk whatever the cache does. A prompt
-//! fills slots that are free and evicts nothing. All caches start empty, except the best fixed set.
+//! Only generated tokens count, because the experts of a prompt are read once per chunk whatever the cache does. A prompt
+//! fills free slots and evicts nothing. All caches start empty, except the best fixed set.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::experts::policy::Policy;
 use crate::experts::slots::reads_at_once;
 use crate::experts::tier::Tier;
 
-/// What a store is asked for, in order.
+/// The requests to an expert store, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
     experts: usize,
@@ -23,53 +23,53 @@ pub struct Workload {
 #[derive(Clone, Copy, Debug)]
 struct Request {
     phase: Phase,
-    /// Whether a token or a chunk of a prompt begins here.
+    /// Whether a token or a chunk of a prompt starts here.
     begins: bool,
     start: usize,
     end: usize,
 }
 
-/// How often what was asked for was there.
+/// The hits of one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// Experts that were resident when a token asked for them.
+    /// Requested experts that were in the cache.
     pub hits: usize,
-    /// Experts that tokens asked for.
+    /// All requested experts.
     pub asked: usize,
 }
 
-/// Where what was asked for was.
+/// The hits of two tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierHits {
-    /// Experts that were in the device's memory.
+    /// Requested experts that were in device memory.
     pub device: usize,
-    /// Experts that were in the computer's alone.
+    /// Requested experts that were in RAM and not in device memory.
     pub memory: usize,
-    /// Experts that tokens asked for.
+    /// All requested experts.
     pub asked: usize,
 }
 
 impl Hits {
-    /// The share of hits; 0 where nothing was asked for.
+    /// The share of hits; 0 without requests.
     pub fn rate(&self) -> f64 {
         if self.asked > 0 { self.hits as f64 / self.asked as f64 } else { 0.0 }
     }
 }
 
 impl Workload {
-    /// A workload without requests, of a model with so many experts in all layers together.
+    /// A workload without requests, for a model with this many experts in all layers together.
     pub fn new(experts: usize) -> Workload {
         Workload { experts, ..Workload::default() }
     }
 
-    /// What a trace asks for.
+    /// The requests of a trace.
     pub fn of(trace: &Trace) -> Workload {
         let mut workload = Workload::new(trace.layers().iter().map(|l| l.experts).sum());
         workload.append(trace);
         workload
     }
 
-    /// Adds what a trace of the same model asks for, as the conversation after the last.
+    /// Adds the requests of another trace of the same model, as the next conversation.
     pub fn append(&mut self, trace: &Trace) {
         let mut last = None;
         trace.visit(|choices| {
@@ -79,10 +79,10 @@ impl Workload {
         });
     }
 
-    /// Adds the experts that one layer needs. `begins` says that it is the first of a token or of a chunk.
+    /// Adds the experts of one layer. `begins` says whether the layer is the first one of a token or of a chunk.
     ///
     /// # Panics
-    /// If an expert is not the model's.
+    /// If the model has no such expert.
     pub fn push(&mut self, phase: Phase, begins: bool, experts: impl Iterator<Item = usize>) {
         let mut distinct: Vec<usize> = experts.collect();
         distinct.sort_unstable();
@@ -93,17 +93,17 @@ impl Workload {
         self.requests.push(Request { phase, begins, start, end: self.asked.len() });
     }
 
-    /// Experts of the model, in all layers together.
+    /// The number of experts in all layers together.
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// The least slots with which tokens can be written: those that one layer needs together.
+    /// The fewest slots that can work: those that one layer needs at once.
     pub fn least_slots(&self) -> usize {
         self.answers().map(<[usize]>::len).max().unwrap_or(1)
     }
 
-    /// What a policy hits with so many slots; at least [`least_slots`](Self::least_slots) are used.
+    /// The hits of a policy with this many slots, but at least [`least_slots`](Self::least_slots).
     pub fn play(&self, slots: usize, policy: &mut dyn Policy) -> Hits {
         let mut cache = Cache::new(self.experts, slots.max(self.least_slots()));
         let mut hits = Hits::default();
@@ -125,8 +125,8 @@ impl Workload {
         hits
     }
 
-    /// What a policy hits with so many slots in the device's memory above so many in the computer's; at least
-    /// [`least_slots`](Self::least_slots) of each are used.
+    /// The hits of a policy with these numbers of slots in device memory and in RAM, but at least
+    /// [`least_slots`](Self::least_slots) of each.
     pub fn play_tiers(&self, above: usize, below: usize, policy: &mut dyn Policy) -> TierHits {
         let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())], vec![(1, 0)]);
         let mut cache = Cache::new(self.experts, below.max(self.least_slots()));
@@ -159,8 +159,8 @@ impl Workload {
         hits
     }
 
-    /// What the best set of experts that never changes hits: the most used ones, chosen in hindsight and
-    /// resident from the start, with no slot lost to experts on their way through.
+    /// The hits of the best fixed set: the most used experts, which are known in advance and in the cache from the start.
+    /// No slot is needed for experts outside the set.
     pub fn best_fixed_set(&self, slots: usize) -> Hits {
         let mut uses = vec![0; self.experts];
         self.answers().flatten().for_each(|&expert| uses[expert] += 1);
@@ -168,12 +168,12 @@ impl Workload {
         Hits { hits: uses.iter().take(slots).sum(), asked: uses.iter().sum() }
     }
 
-    /// What can be hit at all: Belady's rule evicts the expert that is needed again latest, perhaps one that has just been
-    /// used, which takes knowledge of the future.
+    /// The most hits that are possible from an empty cache: Belady's rule evicts the expert that is needed again last,
+    /// perhaps one that was just used. It requires knowledge of the future.
     pub fn belady(&self, slots: usize) -> Hits {
         let slots = slots.max(self.least_slots());
         let next = self.next_uses();
-        // When each expert is needed next, as far as it is resident and not in use.
+        // When each expert in the cache that is not in use is needed next.
         let mut due: Vec<Option<usize>> = vec![None; self.experts];
         let mut queue: BTreeSet<(usize, usize)> = BTreeSet::new();
         let mut hits = Hits::default();
@@ -208,7 +208,7 @@ impl Workload {
         hits
     }
 
-    /// For each place in `asked`, the next place at which an answer asks for the same expert.
+    /// For each place in `asked`, the next place where a generated token requests the same expert.
     fn next_uses(&self) -> Vec<usize> {
         let mut next = vec![usize::MAX; self.asked.len()];
         let mut seen = vec![usize::MAX; self.experts];
@@ -231,11 +231,11 @@ impl Workload {
     }
 }
 
-/// Which experts are resident.
+/// The experts in the cache.
 struct Cache {
     slots: usize,
     resident: Vec<usize>,
-    /// `[experts]` Where each is in `resident`.
+    /// `[experts]` The index of each in `resident`.
     place: Vec<Option<usize>>,
 }
 
@@ -244,7 +244,7 @@ impl Cache {
         Cache { slots, resident: Vec::new(), place: vec![None; experts] }
     }
 
-    /// Keeps an expert if that costs nothing.
+    /// Adds an expert if a slot is free.
     fn offer(&mut self, expert: usize) {
         if self.place[expert].is_none() && self.resident.len() < self.slots {
             self.place[expert] = Some(self.resident.len());
@@ -252,7 +252,7 @@ impl Cache {
         }
     }
 
-    /// Brings experts in, as many at a time as the store does. Those that were there stay until all are computed.
+    /// Adds missing experts, as many at a time as the store does. Experts that were in the cache stay until all are computed.
     fn demand(&mut self, asked: &[usize], policy: &mut dyn Policy) {
         let (mut in_use, missing): (Vec<usize>, Vec<usize>) =
             asked.iter().partition(|&&expert| self.place[expert].is_some());

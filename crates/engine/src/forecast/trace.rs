@@ -1,9 +1,9 @@
 //! Routing traces: which experts each token of a conversation chose, for simulations.
 //!
-//! A file holds, in little-endian order: the magic, a version, the number of layers and for each its
-//! [`RoutedLayer`]; then batches, each a tag that says whose tokens they are, the number of tokens, and for each
-//! layer with experts the choices `[tokens, used]` in rank order, one byte each where a layer has at most 256 experts
-//! and two elsewhere; then the end's tag and a checksum of everything before it.
+//! A file contains, in little-endian order: the magic number, a version, the number of layers and for each its
+//! [`RoutedLayer`]; then batches, each with a tag for its phase, the number of tokens, and for each
+//! layer with experts the choices `[tokens, used]` in rank order, as one byte each if a layer has at most 256 experts
+//! and as two otherwise; then an end tag and a checksum of everything before it.
 
 use std::fs;
 use std::path::Path;
@@ -14,19 +14,19 @@ use crate::error::{Error, Result};
 use crate::experts::ExpertLayer;
 use crate::hash::Fnv;
 
-/// The routed experts of a layer, in numbers; all zero for a layer that has none.
+/// The numbers of a layer's routed experts; all zero if it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoutedLayer {
-    /// How many there are.
+    /// The number of experts.
     pub experts: usize,
-    /// How many of them a token uses.
+    /// Experts used per token.
     pub used: usize,
     /// Bytes of one expert.
     pub expert_bytes: u64,
 }
 
 impl RoutedLayer {
-    /// Counts the experts of a layer.
+    /// The numbers of a layer.
     pub fn of(layer: &Option<ExpertLayer>) -> RoutedLayer {
         layer.as_ref().map_or_else(RoutedLayer::default, |layer| RoutedLayer {
             experts: layer.experts.len(),
@@ -36,12 +36,12 @@ impl RoutedLayer {
     }
 }
 
-/// What tokens are computed for.
+/// Why tokens are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// A chunk of a prompt is read.
+    /// A chunk of a prompt.
     Prompt,
-    /// A token of the answer is written.
+    /// A token of the answer.
     Answer,
 }
 
@@ -50,9 +50,9 @@ pub enum Phase {
 pub struct Trace {
     layers: Vec<RoutedLayer>,
     batches: Vec<Batch>,
-    /// Of all complete batches, then of the layers that the batch at hand has passed.
+    /// The choices of all complete batches, then of the current batch's layers so far.
     choices: Vec<u16>,
-    /// Where the batch at hand starts.
+    /// Where the current batch starts.
     complete: usize,
 }
 
@@ -63,10 +63,10 @@ struct Batch {
 }
 
 impl Trace {
-    /// A trace without tokens, of a model with these layers.
+    /// An empty trace of a model with these layers.
     ///
     /// # Errors
-    /// If there is no expert, a layer uses more experts than it has, or numbers are beyond what a trace can hold.
+    /// If there are no experts, a layer uses more experts than it has, or a number is too large for a trace.
     pub fn new(layers: Vec<RoutedLayer>) -> Result<Trace> {
         let invalid = |message: String| Err(Error::Invalid(message));
         if layers.len() > MAX_LAYERS {
@@ -96,16 +96,16 @@ impl Trace {
         &self.layers
     }
 
-    /// Tokens of a phase.
+    /// The number of tokens of a phase.
     pub fn tokens(&self, phase: Phase) -> usize {
         self.batches.iter().filter(|b| b.phase == phase).map(|b| b.tokens).sum()
     }
 
-    /// Adds what a layer chose. A batch counts when its last layer has been added; one that ended early is
-    /// forgotten when the next begins.
+    /// Adds the choices of a layer. A batch counts once its last layer has been added. A batch that ended early is
+    /// dropped when the next one starts.
     ///
     /// # Panics
-    /// If the layer is not one of this trace's with experts, or the routing is another layer's.
+    /// If the trace has no such layer with experts, or the routing does not fit it.
     pub fn record(&mut self, phase: Phase, layer: LayerIdx, routing: &Routing) {
         let used = self.layers[layer.0].used;
         assert!(used > 0 && routing.top_k() == used, "the routing is not layer {}'s", layer.0);
@@ -174,7 +174,7 @@ impl Trace {
         Trace::decode(&bytes).map_err(|message| Error::format(path, message))
     }
 
-    /// The trace that these bytes hold, or what is wrong with them.
+    /// Parses a trace, or says what is wrong with the bytes.
     fn decode(bytes: &[u8]) -> Result<Trace, String> {
         let mut from = Reader { bytes, offset: 0 };
         if from.take(MAGIC.len()).ok() != Some(MAGIC) {
@@ -243,14 +243,14 @@ impl Trace {
     }
 }
 
-/// What one layer chose for the tokens of a batch.
+/// The choices of one layer for the tokens of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
     /// The number of the batch.
     pub batch: usize,
-    /// What its tokens are.
+    /// The phase of its tokens.
     pub phase: Phase,
-    /// The index of the layer's first expert among all of the model.
+    /// The index of the layer's first expert among all experts of the model.
     pub first: usize,
     /// `[tokens, used]` Experts of the layer, in rank order.
     pub experts: &'a [u16],
@@ -262,24 +262,24 @@ const PROMPT: u8 = 0;
 const ANSWER: u8 = 1;
 const END: u8 = 2;
 
-/// Far more than models have: the limits keep what a hostile header makes us allocate small.
+/// Far more than models have. These limits bound the memory that a hostile header can make us allocate.
 const MAX_LAYERS: usize = 1 << 12;
 const MAX_EXPERTS: usize = 1 << 16;
 const MAX_ALL_EXPERTS: usize = 1 << 20;
 
 impl RoutedLayer {
-    /// Whether one byte names an expert.
+    /// Whether an expert's number fits one byte.
     fn is_narrow(&self) -> bool {
         self.experts <= 256
     }
 }
 
-/// FNV-1a: it finds accidents, which is all that is asked of it.
+/// FNV-1a, which detects accidental damage. No more is needed.
 fn checksum(bytes: &[u8]) -> u64 {
     Fnv::of(bytes)
 }
 
-/// A place in a file.
+/// A position in a file.
 struct Reader<'a> {
     bytes: &'a [u8],
     offset: usize,

@@ -65,7 +65,7 @@ pub enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// What is told after a pass.
+    /// The event after a pass.
     fn prompt(meter: &PromptMeter) -> Event<'static> {
         let progress = meter.read();
         Event::Prompt { done: progress.done as usize, total: progress.total }

@@ -482,7 +482,7 @@ const E2M1_FROM_ZERO: [i8; 16] = {
     values
 };
 
-/// Every combination of seven signs, with the eighth that makes the minus signs even.
+/// Every combination of seven signs, with an eighth sign that makes the number of minus signs even.
 static EVEN_SIGNS: [[i8; 8]; 128] = {
     let mut all = [[1; 8]; 128];
     let mut i = 0;
@@ -506,7 +506,7 @@ unsafe fn u32_at(block: *const u8, at: usize) -> u32 {
 /// 16 bytes' low nibbles, then their high ones.
 ///
 /// # Safety
-/// There must be 16 bytes.
+/// The pointer must point to 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibbles(bytes: *const u8) -> __m256i {
@@ -519,7 +519,7 @@ unsafe fn nibbles(bytes: *const u8) -> __m256i {
 /// The low nibbles of twice 16 bytes, and the high ones.
 ///
 /// # Safety
-/// There must be 16 bytes in both places.
+/// Both pointers must point to 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn two_nibbles(first: *const u8, second: *const u8) -> [__m256i; 2] {
@@ -532,7 +532,7 @@ unsafe fn two_nibbles(first: *const u8, second: *const u8) -> [__m256i; 2] {
 /// The pairs of bits of a part, of which each 32 bytes hold four.
 ///
 /// # Safety
-/// There must be 64 bytes.
+/// The pointer must point to 64 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn pairs_of_bits(bytes: *const u8, part: usize) -> __m256i {
@@ -562,7 +562,7 @@ fn spread(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(repeated, bit), bit)
 }
 
-/// Nibbles with a bit of `fifth` each on top.
+/// Nibbles, each with a fifth bit from `fifth`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_fifth(nibbles: __m256i, fifth: u32) -> __m256i {
@@ -576,7 +576,7 @@ fn signs(bits: u32) -> __m256i {
     _mm256_or_si256(spread(bits), _mm256_set1_epi8(1))
 }
 
-/// Four times seven signs, each with the eighth that makes them even.
+/// Four groups of seven signs, each with an eighth sign that makes the number of set bits even.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn four_even_signs(bits: u32) -> __m256i {
@@ -584,7 +584,7 @@ fn four_even_signs(bits: u32) -> __m256i {
     four_points(eight(0), eight(1), eight(2), eight(3))
 }
 
-/// Four times eight lanes.
+/// Four groups of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn four_points(a: &[i8; 8], b: &[i8; 8], c: &[i8; 8], d: &[i8; 8]) -> __m256i {
@@ -628,7 +628,7 @@ fn odd_scales(n: __m256i) -> __m256i {
 /// Sixteen scales of a nibble and a half, doubled.
 ///
 /// # Safety
-/// There must be eight bytes.
+/// The pointer must point to eight bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sixteen_odd_scales(bytes: *const u8) -> __m256i {

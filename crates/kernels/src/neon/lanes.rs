@@ -416,7 +416,7 @@ unsafe fn u32_at(block: *const u8, at: usize) -> u32 {
 }
 
 /// # Safety
-/// There must be 32 bytes.
+/// `bytes` must point to 32 bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn two_registers(bytes: *const u8) -> [uint8x16_t; 2] {
@@ -427,7 +427,7 @@ unsafe fn two_registers(bytes: *const u8) -> [uint8x16_t; 2] {
 /// 16 bytes' low nibbles, then their high ones.
 ///
 /// # Safety
-/// There must be 16 bytes.
+/// `bytes` must point to 16 bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn nibbles(bytes: *const u8) -> [uint8x16_t; 2] {
@@ -436,7 +436,7 @@ unsafe fn nibbles(bytes: *const u8) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// The bits of every byte from `first` on, masked.
+/// Every byte shifted right by `first` bits, masked.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn bits(bytes: [uint8x16_t; 2], first: usize, mask: u8) -> [uint8x16_t; 2] {
@@ -461,7 +461,7 @@ fn look_up(values: &[i8; 16], numbers: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     [vqtbl1q_s8(values, numbers[0]), vqtbl1q_s8(values, numbers[1])]
 }
 
-/// A byte of ones for every bit that is set, of zeros for the others.
+/// A byte of ones for every set bit, a byte of zeros for every other bit.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn spread(bits: u32) -> [uint8x16_t; 2] {
@@ -473,7 +473,7 @@ fn spread(bits: u32) -> [uint8x16_t; 2] {
     ]
 }
 
-/// Nibbles with a bit of `fifth` each on top.
+/// Nibbles, each with a fifth bit from `fifth`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn with_fifth(nibbles: [uint8x16_t; 2], fifth: u32) -> [uint8x16_t; 2] {
@@ -481,7 +481,7 @@ fn with_fifth(nibbles: [uint8x16_t; 2], fifth: u32) -> [uint8x16_t; 2] {
     [vorrq_u8(nibbles[0], vandq_u8(a, top)), vorrq_u8(nibbles[1], vandq_u8(b, top))]
 }
 
-/// Lanes, negative where a bit is set.
+/// Lanes, negated where a bit is set.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn with_signs(lanes: [int8x16_t; 2], bits: u32) -> [int8x16_t; 2] {
@@ -489,7 +489,7 @@ fn with_signs(lanes: [int8x16_t; 2], bits: u32) -> [int8x16_t; 2] {
     [vbslq_s8(a, vnegq_s8(lanes[0]), lanes[0]), vbslq_s8(b, vnegq_s8(lanes[1]), lanes[1])]
 }
 
-/// Four times seven signs, each with the eighth that makes them even.
+/// Four groups of seven signs, each with an eighth sign that makes the number of set bits even.
 #[inline(always)]
 fn four_even_signs(bits: u32) -> u32 {
     u32::from_le_bytes([
@@ -500,7 +500,7 @@ fn four_even_signs(bits: u32) -> u32 {
     ])
 }
 
-/// Four times eight lanes.
+/// Four groups of eight lanes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn four_points(a: &[i8; 8], b: &[i8; 8], c: &[i8; 8], d: &[i8; 8]) -> [int8x16_t; 2] {
@@ -509,7 +509,7 @@ fn four_points(a: &[i8; 8], b: &[i8; 8], c: &[i8; 8], d: &[i8; 8]) -> [int8x16_t
     [vcombine_s8(eight(a), eight(b)), vcombine_s8(eight(c), eight(d))]
 }
 
-/// Eight times four lanes.
+/// Eight groups of four lanes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn eight_points(points: [&[i8; 4]; 8]) -> [int8x16_t; 2] {
@@ -521,7 +521,7 @@ fn eight_points(points: [&[i8; 4]; 8]) -> [int8x16_t; 2] {
     unsafe { [vld1q_s8(lanes.as_ptr()), vld1q_s8(lanes.as_ptr().add(16))] }
 }
 
-/// Eight nibbles, a byte each.
+/// Eight nibbles as bytes.
 #[inline(always)]
 fn spread_nibbles(packed: u32) -> u64 {
     // Each step separates the upper half of every run from its lower half.
@@ -541,14 +541,14 @@ fn six_bits(low: u32, high: u32) -> [int16x8_t; 2] {
     twice(vreinterpretq_s16_u16(eight))
 }
 
-/// Sixteen bytes, a word each.
+/// Sixteen bytes as 16-bit words.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn words(bytes: uint8x16_t) -> [int16x8_t; 2] {
     [vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_high_u8(bytes))]
 }
 
-/// Every word twice: a scale for 32 lanes as two for 16.
+/// Every word twice: one scale for 32 lanes as two scales for 16.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn twice(words: int16x8_t) -> [int16x8_t; 2] {
@@ -565,7 +565,7 @@ fn odd(n: uint16x8_t) -> int16x8_t {
 /// Sixteen scales of a nibble and a half, doubled.
 ///
 /// # Safety
-/// There must be eight bytes.
+/// `bytes` must point to eight bytes.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn sixteen_odd_scales(bytes: *const u8) -> [int16x8_t; 2] {
