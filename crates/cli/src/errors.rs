@@ -49,17 +49,27 @@ pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
     }
 }
 
-/// What the engine's messages call the options of a library's caller, and the flags that set them.
-const FLAGS: [(&str, &str); 6] = [
+/// What messages of the engine and the server call the options of a library's caller, and the flags that set them. Longer names
+/// come before those that they contain.
+const FLAGS: [(&str, &str); 15] = [
+    ("the server's option ServerOptions::timeout", "the server's flag --timeout"),
+    ("ServerOptions::keys", "--api-key-file"),
+    ("ServerOptions::max_body", "--max-body"),
+    ("ServerOptions::origins", "--cors-origin"),
+    ("ServerOptions::parallel", "--parallel"),
+    ("ServerOptions::queue", "--queue"),
+    ("ServerOptions::timeout", "--timeout"),
+    ("Prompter::with_template", "--chat-template-file"),
     ("Options::device = None", "--device cpu"),
     ("Options::io = IoMethod::Pool", "--io pool"),
+    ("Options::cpu_experts", "--cpu-experts"),
     ("Options::expert_memory", "--expert-memory"),
     ("Options::memory", "--memory"),
     ("Options::context", "--ctx"),
     ("the device's memory limit", "--vram"),
 ];
 
-/// A message of the engine, in terms of our flags.
+/// A message of the engine or the server, in terms of our flags.
 pub fn in_flags(message: &str) -> String {
     FLAGS.iter().fold(message.to_owned(), |text, (option, flag)| text.replace(option, flag))
 }
@@ -154,8 +164,9 @@ mod tests {
             "the GPU cannot copy: gone; use Options::device = None to run on the CPU".into(),
         );
         assert_eq!(message(&lost.into()), "the GPU cannot copy: gone; use --device cpu to run on the CPU");
-        let all = FLAGS.map(|(option, _)| option).join(", ");
-        assert_eq!(in_flags(&all), "--device cpu, --io pool, --expert-memory, --memory, --ctx, --vram");
+        for (option, flag) in FLAGS {
+            assert_eq!(in_flags(option), flag);
+        }
     }
 
     #[test]
