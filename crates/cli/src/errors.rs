@@ -74,12 +74,20 @@ pub fn in_flags(message: &str) -> String {
     FLAGS.iter().fold(message.to_owned(), |text, (option, flag)| text.replace(option, flag))
 }
 
+/// The engine's error, if it is one, also if the hub met it.
+pub fn of_engine(error: &anyhow::Error) -> Option<&Error> {
+    error.downcast_ref().or_else(|| match error.downcast_ref()? {
+        forebay_hub::Error::Engine(error) => Some(error),
+        _ => None,
+    })
+}
+
 /// Reports an error on stderr.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         usage.exit();
     }
-    if matches!(error.downcast_ref(), Some(Error::Cancelled)) {
+    if matches!(of_engine(error), Some(Error::Cancelled)) {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
     // Whoever read our output has had enough: that is no failure.
@@ -105,7 +113,7 @@ pub fn message(error: &anyhow::Error) -> String {
 
 /// What to do where the operating system refused something: its own words do not say that.
 fn advice(error: &anyhow::Error) -> String {
-    let file = error.downcast_ref().and_then(|error| match error {
+    let file = of_engine(error).and_then(|error| match error {
         Error::Io { path, source, .. } => Some((path.as_path(), source)),
         _ => None,
     });

@@ -23,7 +23,7 @@ use crate::errors::in_flags;
 use crate::output::print;
 use crate::prompting::read_template;
 use crate::values::{at_least_one, memory, on_off, size};
-use crate::{demo, interrupt, plan};
+use crate::{interrupt, plan, pull};
 
 /// Serve a model over the OpenAI and Anthropic APIs, with a chat page for browsers
 ///
@@ -218,7 +218,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     let keys = args.keys()?;
     let model = args.model.get()?;
-    let path = demo::or_demo(model)?;
+    let path = pull::locate_or_demo(model)?;
     let name = args.alias.clone().unwrap_or_else(|| model_name(model, &path));
     let is_open = keys.is_empty();
     let shown = args.print_config.as_deref();

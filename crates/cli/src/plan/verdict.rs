@@ -111,17 +111,6 @@ impl Limit {
 }
 
 impl Verdict {
-    /// What is known of a plan without measuring anything.
-    pub fn unmeasured(plan: &Plan) -> Verdict {
-        Verdict::Runs {
-            place: Place::of(plan),
-            speed: None,
-            alternative: None,
-            machine: None,
-            budget: plan.budget,
-        }
-    }
-
     /// For a budget that an error refuses, and the smallest that it does not; `None` for other errors.
     pub fn refused(error: &Error, least: Option<u64>) -> Option<Verdict> {
         let Error::Budget { need, have, what, remedy } = error else { return None };

@@ -17,6 +17,7 @@ const PREFERRED: [&str; 10] =
 pub struct File {
     /// With `/` between folders.
     pub name: String,
+    /// Its size.
     pub bytes: u64,
 }
 
@@ -34,6 +35,7 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// The size of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

@@ -6,26 +6,36 @@
 mod cache;
 mod choice;
 mod client;
+mod demo;
 mod download;
+mod error;
 mod header;
 mod name;
+mod pull;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::Cancel;
 
-pub use cache::{Downloaded, Downloads, NotDownloaded, link};
-pub use choice::{Undecided, Variant, choose, list, variants};
-pub use client::{Client, Listing, RemoteFile};
-pub use download::{Watcher, fetch, is_sound, partial};
-pub use header::Shell;
-pub use name::ModelName;
+pub use self::cache::{Downloaded, Downloads, Held, NotDownloaded};
+pub use self::choice::{File, Variant, list};
+use self::choice::{Undecided, choose, variants};
+pub use self::client::Client;
+use self::client::Listing;
+pub use self::demo::demo;
+use self::error::{Context, bail, failure};
+pub use self::error::{Error, Result};
+use self::header::Shell;
+pub use self::name::ModelName;
+pub use self::pull::{Pull, Watcher, free_space};
 
 /// How often is asked again, where nobody says.
 pub const RETRIES: usize = 10;
 
-/// What a command works on: a path if there is something at it, or else a download of this name.
+/// The path of a model: the one that is given, if there is something at it, or else that of a download of this name.
+///
+/// # Errors
+/// [`Error::NotDownloaded`] if it is a name of the hub that is not here; other errors if it can be neither.
 pub fn locate(model: &Path) -> Result<PathBuf> {
     match Meant::of(model)? {
         Meant::Name(name) => Ok(downloads()?.find(&name)?.path()),
@@ -112,8 +122,11 @@ impl Sight {
     }
 }
 
-/// [`locate`], but what is not here is looked at on the hub.
-pub fn sight(model: &Path) -> Result<Sight> {
+/// [`locate`], but what is not here is looked at on the hub, a few megabytes.
+///
+/// # Errors
+/// As [`locate`], and if the hub cannot be asked.
+pub fn sight(model: &Path, watcher: &dyn Watcher) -> Result<Sight> {
     let here = |path| Sight { path, remote: None };
     let Meant::Name(name) = Meant::of(model)? else { return Ok(here(model.to_owned())) };
     let missing = match downloads()?.find(&name) {
@@ -121,17 +134,17 @@ pub fn sight(model: &Path) -> Result<Sight> {
         Err(missing) => missing,
     };
     if is_offline() {
-        return Err(missing.context("HF_HUB_OFFLINE is set"));
+        return Err(Error::caused("HF_HUB_OFFLINE is set", missing));
     }
     let client = client(RETRIES, &Cancel::default())?;
     let listing = client.listing(&name.repo)?;
     let (name, variant) = decide(&name, &listing)?;
-    let shell = Shell::read(&client, &listing, &variant)?;
+    let shell = Shell::read(&client, &listing, &variant, watcher)?;
     Ok(Sight { path: shell.path.clone(), remote: Some((shell, name, variant)) })
 }
 
 /// The model that is meant, and its full name.
-pub fn decide(name: &ModelName, listing: &Listing) -> Result<(ModelName, Variant)> {
+fn decide(name: &ModelName, listing: &Listing) -> Result<(ModelName, Variant)> {
     let files: Vec<_> = listing.files.iter().map(|file| file.file.clone()).collect();
     let all = variants(&files);
     let example = |label: &str| ModelName { repo: name.repo.clone(), quant: Some(label.to_owned()) };
@@ -159,6 +172,9 @@ pub fn decide(name: &ModelName, listing: &Listing) -> Result<(ModelName, Variant
 }
 
 /// The downloads of this user.
+///
+/// # Errors
+/// If there is no home folder for them.
 pub fn downloads() -> Result<Downloads> {
     let folder = match variable("HF_HUB_CACHE") {
         Some(folder) => folder.into(),
@@ -170,7 +186,10 @@ pub fn downloads() -> Result<Downloads> {
     ))
 }
 
-/// A client for the hub.
+/// A client for the hub, which asks so often again if the hub fails.
+///
+/// # Errors
+/// If the user forbids to ask the hub.
 pub fn client(retries: usize, cancel: &Cancel) -> Result<Client> {
     if is_offline() {
         bail!("HF_HUB_OFFLINE is set, so Forebay does not use the network; unset it to reach the hub");
@@ -198,7 +217,7 @@ fn home() -> Result<PathBuf> {
     variable("HF_HOME")
         .map(PathBuf::from)
         .or_else(home)
-        .ok_or_else(|| anyhow!("there is no home folder for downloads; set HF_HOME to a folder"))
+        .ok_or_else(|| failure!("there is no home folder for downloads; set HF_HOME to a folder"))
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -9,11 +9,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
 use hf_hub::{Cache, CacheRepo, Repo};
 
-use super::choice::{self, File, Undecided, Variant};
-use super::name::ModelName;
+use crate::choice::{self, File, Undecided, Variant};
+use crate::error::{Context, Error, Result, bail, failure};
+use crate::name::ModelName;
 
 /// What the folder of a model's repository is called, before its name.
 const PREFIX: &str = "models--";
@@ -24,6 +24,7 @@ const UNFINISHED: [&str; 2] = ["part", "incomplete"];
 /// That a model of the hub is not here, or not all of it.
 #[derive(Debug)]
 pub struct NotDownloaded {
+    /// The name that was looked for.
     pub name: ModelName,
     why: String,
 }
@@ -45,6 +46,7 @@ pub struct Downloads {
 pub struct Downloaded {
     /// How it is asked for.
     pub name: ModelName,
+    /// Its files.
     pub variant: Variant,
     /// The folder of the version.
     pub snapshot: PathBuf,
@@ -62,13 +64,16 @@ impl Downloaded {
 
 /// A repository, of which some is here.
 pub struct Held {
+    /// `OWNER/NAME`.
     pub repo: String,
+    /// The models of which files are here.
     pub models: Vec<Downloaded>,
     /// Bytes of downloads that were stopped.
     pub unfinished: u64,
 }
 
 impl Downloads {
+    /// The downloads in a folder.
     pub fn new(folder: PathBuf) -> Downloads {
         Downloads { cache: Cache::new(folder) }
     }
@@ -79,18 +84,21 @@ impl Downloads {
     }
 
     /// The places of a repository's files.
-    pub fn repo(&self, repo: &str) -> CacheRepo {
+    pub(crate) fn repo(&self, repo: &str) -> CacheRepo {
         self.cache.model(repo.to_owned())
     }
 
     /// The folder of a repository.
-    pub fn repo_folder(&self, repo: &str) -> PathBuf {
+    pub(crate) fn repo_folder(&self, repo: &str) -> PathBuf {
         self.cache.path().join(Repo::model(repo.to_owned()).folder_name())
     }
 
-    /// The model of this name. What is not complete or not here is an error that says how to get it.
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// [`Error::NotDownloaded`] for what is not complete or not here; it says how to get it.
     pub fn find(&self, name: &ModelName) -> Result<Downloaded> {
-        let missing = |why| NotDownloaded { name: name.clone(), why };
+        let missing = |why| Err(NotDownloaded { name: name.clone(), why }.into());
         let mut models = self.models(&name.repo)?;
         let variants: Vec<Variant> = models.iter().map(|m| m.variant.clone()).collect();
         // Half a model is meant only where there is nothing better.
@@ -100,13 +108,15 @@ impl Downloads {
         let chosen = match chosen {
             Ok(variant) => variant,
             Err(Undecided::Empty) => {
-                bail!(missing(format!("{name} is not a file here and is not downloaded")))
+                return missing(format!("{name} is not a file here and is not downloaded"));
             }
-            Err(Undecided::Unknown) => bail!(missing(format!(
-                "{name} is not downloaded (of {}, {} is)",
-                name.repo,
-                choice::list(&variants)
-            ))),
+            Err(Undecided::Unknown) => {
+                return missing(format!(
+                    "{name} is not downloaded (of {}, {} is)",
+                    name.repo,
+                    choice::list(&variants)
+                ));
+            }
             Err(Undecided::Several(all)) => {
                 bail!(
                     "{name} could be several downloads: {}; choose one, as in {}:QUANT",
@@ -117,10 +127,10 @@ impl Downloads {
         };
         if chosen.missing > 0 {
             let (missing, all) = (chosen.missing, chosen.missing + chosen.files.len());
-            bail!(NotDownloaded {
+            return Err(Error::from(NotDownloaded {
                 name: ModelName { repo: name.repo.clone(), quant: Some(chosen.label.clone()) },
                 why: format!("{missing} of the {all} files of {}:{} are missing", name.repo, chosen.label),
-            });
+            }));
         }
         let at =
             models.iter().position(|m| m.variant.files == chosen.files && m.variant.label == chosen.label);
@@ -128,6 +138,9 @@ impl Downloads {
     }
 
     /// The models of a repository that are here, each in its latest version.
+    ///
+    /// # Errors
+    /// If the folder cannot be listed.
     pub fn models(&self, repo: &str) -> Result<Vec<Downloaded>> {
         let mut models: Vec<Downloaded> = Vec::new();
         for snapshot in self.snapshots(repo)? {
@@ -146,6 +159,9 @@ impl Downloads {
     }
 
     /// Everything that is here.
+    ///
+    /// # Errors
+    /// If the folder cannot be listed.
     pub fn all(&self) -> Result<Vec<Held>> {
         let mut repos = Vec::new();
         for folder in entries(self.folder())? {
@@ -162,12 +178,18 @@ impl Downloads {
     }
 
     /// Removes a repository with all that it has.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
     pub fn remove_repo(&self, repo: &str) -> Result<()> {
         let folder = self.repo_folder(repo);
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
     }
 
     /// Removes the files of a model from every version, and the blobs that no other file needs.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
     pub fn remove(&self, model: &Downloaded) -> Result<()> {
         let repo = &model.name.repo;
         let snapshots = self.snapshots(repo)?;
@@ -227,7 +249,7 @@ pub fn link(blob: &Path, at: &Path) -> Result<()> {
     }
     // Both are in the folder of the repository: as many steps up as the file is deep in it.
     let root =
-        blob.parent().and_then(Path::parent).ok_or_else(|| anyhow!("{} has no folder", blob.display()))?;
+        blob.parent().and_then(Path::parent).ok_or_else(|| failure!("{} has no folder", blob.display()))?;
     let depth = at.strip_prefix(root).with_context(failed)?.components().count() - 1;
     let target = "../".repeat(depth) + "blobs";
     let target = Path::new(&target).join(blob.file_name().unwrap_or_default());

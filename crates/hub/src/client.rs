@@ -4,7 +4,6 @@ use std::io::Read;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::Cancel;
 use hf_hub::api::sync::{Api, ApiBuilder};
 use hf_hub::{Cache, Repo, RepoType};
@@ -12,8 +11,9 @@ use serde::Deserialize;
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
-use super::choice::File;
-use super::name::is_portable;
+use crate::choice::File;
+use crate::error::{Context, Error, Result, bail, failure};
+use crate::name::is_portable;
 
 /// How long the hub may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ pub struct RemoteFile {
 
 impl RemoteFile {
     /// What the file's blob is called in the cache.
-    pub fn blob(&self) -> &str {
+    pub(crate) fn blob(&self) -> &str {
         match &self.checksum {
             Checksum::Sha256(hex) | Checksum::GitSha1(hex) => hex,
         }
@@ -75,13 +75,13 @@ pub struct Listing {
 /// Why a request failed.
 pub enum Failure {
     /// Asking again will not help.
-    Final(anyhow::Error),
+    Final(Error),
     /// It may work later: when, if the hub said so.
-    Passing(anyhow::Error, Option<Duration>),
+    Passing(Error, Option<Duration>),
 }
 
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Failure {
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
         Failure::Final(error)
     }
 }
@@ -116,7 +116,7 @@ impl Client {
     }
 
     /// The files of a repository's main branch.
-    pub fn listing(&self, repo: &str) -> Result<Listing> {
+    pub(crate) fn listing(&self, repo: &str) -> Result<Listing> {
         let address = Repo::model(repo.to_owned()).api_url();
         let url = format!("{}/api/{address}?blobs=true", self.endpoint);
         // Whoever waits for the first answer is in front of the screen.
@@ -124,19 +124,19 @@ impl Client {
             let mut response = self.get(&url, None, repo)?;
             let body = response.body_mut().with_config().limit(MAX_LISTING).read_to_vec();
             let body = body.map_err(|e| self.unreachable(e))?;
-            Ok(Listing::parse(repo, &body)
-                .with_context(|| format!("{} did not return a list of files", self.endpoint))?)
+            let listing = Listing::parse(repo, &body);
+            Ok(listing.with_context(|| format!("{} did not return a list of files", self.endpoint))?)
         })
     }
 
     /// The address of a file.
-    pub fn address(&self, listing: &Listing, name: &str) -> String {
+    pub(crate) fn address(&self, listing: &Listing, name: &str) -> String {
         let repo = Repo::with_revision(listing.repo.clone(), RepoType::Model, listing.commit.clone());
         self.api.repo(repo).url(&escaped(name))
     }
 
     /// Asks for a file, or for its bytes from the first to before the last of `range`.
-    pub fn get(
+    pub(crate) fn get(
         &self,
         url: &str,
         range: Option<(u64, Option<u64>)>,
@@ -155,24 +155,24 @@ impl Client {
     }
 
     /// Some bytes of a file.
-    pub fn read_range(&self, url: &str, from: u64, to: u64, repo: &str) -> Result<Vec<u8>> {
+    pub(crate) fn read_range(&self, url: &str, from: u64, to: u64, repo: &str) -> Result<Vec<u8>> {
         self.patiently(self.retries.min(3), &|_| (), &mut || {
             let mut bytes = Vec::new();
             let response = self.get(url, Some((from, Some(to))), repo)?;
             let skip = if response.status() == 206 { 0 } else { from };
             let mut body = response.into_body().into_with_config().limit(to + 1).reader();
-            let cut = |e| Failure::Passing(anyhow::Error::new(e).context("the connection was cut"), None);
+            let cut = |e| Failure::Passing(Error::caused("the connection was cut", e), None);
             std::io::copy(&mut (&mut body).take(skip), &mut std::io::sink()).map_err(cut)?;
             body.take(to - from).read_to_end(&mut bytes).map_err(cut)?;
             if (bytes.len() as u64) < to - from {
-                return Err(Failure::Passing(anyhow!("the connection was cut"), None));
+                return Err(Failure::Passing(failure!("the connection was cut"), None));
             }
             Ok(bytes)
         })
     }
 
     /// Tries again and again, with longer and longer pauses, while what is wrong may pass; `waiting` is told of them.
-    pub fn patiently<T>(
+    pub(crate) fn patiently<T>(
         &self,
         retries: usize,
         waiting: &dyn Fn(String),
@@ -198,12 +198,12 @@ impl Client {
     }
 
     /// How often a download that makes no progress is tried again.
-    pub fn retries(&self) -> usize {
+    pub(crate) fn retries(&self) -> usize {
         self.retries
     }
 
     /// Fails if the user wants to stop.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         Ok(self.cancel.check()?)
     }
 
@@ -223,7 +223,7 @@ impl Client {
             E::Io(_) | E::Timeout(_) | E::ConnectionFailed | E::HostNotFound | E::Protocol(_)
         );
         let message = format!("cannot reach {}; is this machine online?", self.endpoint);
-        let error = anyhow::Error::new(error).context(message);
+        let error = Error::caused(message, error);
         if passing { Failure::Passing(error, None) } else { Failure::Final(error) }
     }
 
@@ -234,19 +234,19 @@ impl Client {
         let endpoint = &self.endpoint;
         let log_in = "create a token on its settings page, then set HF_TOKEN or log in with `hf auth login`";
         match response.status().as_u16() {
-            401 if self.token.is_some() => Failure::Final(anyhow!(
+            401 if self.token.is_some() => Failure::Final(failure!(
                 "{endpoint} does not accept your token for {repo}{said}: it is wrong or has expired, or there is no \
                  such repository; {log_in}"
             )),
-            401 => Failure::Final(anyhow!(
+            401 => Failure::Final(failure!(
                 "{endpoint} does not show {repo} without a token{said}: check the name; if it is private or gated, \
                  {log_in}"
             )),
-            403 => Failure::Final(anyhow!(
+            403 => Failure::Final(failure!(
                 "{endpoint} does not let you have {repo}{said}: ask for access at {endpoint}/{repo}, with the account \
                  of your token"
             )),
-            404 => Failure::Final(anyhow!("{endpoint} has no {repo}{said}; check the spelling")),
+            404 => Failure::Final(failure!("{endpoint} has no {repo}{said}; check the spelling")),
             429 => {
                 let wait =
                     header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
@@ -256,13 +256,13 @@ impl Client {
                 let message = format!(
                     "{endpoint} received too many requests from this address{said}; try again {when}{advice}"
                 );
-                Failure::Passing(anyhow!(message), wait)
+                Failure::Passing(Error::new(message), wait)
             }
             status @ (408 | 500..) => Failure::Passing(
-                anyhow!("{endpoint} has an internal problem (status {status}){said}; try again later"),
+                failure!("{endpoint} has an internal problem (status {status}){said}; try again later"),
                 None,
             ),
-            status => Failure::Final(anyhow!("{endpoint} answered with status {status} for {repo}{said}")),
+            status => Failure::Final(failure!("{endpoint} answered with status {status} for {repo}{said}")),
         }
     }
 }
@@ -288,7 +288,8 @@ impl Listing {
             sha256: String,
             size: u64,
         }
-        let Answer { sha, siblings } = serde_json::from_slice(body)?;
+        let Answer { sha, siblings } =
+            serde_json::from_slice(body).map_err(|error| Error::new(error.to_string()))?;
         if !is_hex(&sha, 40) {
             bail!("its version {sha:?} is not a commit");
         }
@@ -315,7 +316,7 @@ impl Listing {
     }
 
     /// The file of this name, which is one of the list.
-    pub fn file(&self, name: &str) -> &RemoteFile {
+    pub(crate) fn file(&self, name: &str) -> &RemoteFile {
         self.files.iter().find(|file| file.file.name == name).expect("the name comes from the list")
     }
 }

@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::io::{self, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use forebay_engine::internals::format::{FileIdx, gguf, safetensors};
 use tempfile::TempDir;
 
-use super::choice::Variant;
-use super::client::{Client, Listing};
-use crate::progress::Progress;
+use crate::choice::Variant;
+use crate::client::{Client, Listing};
+use crate::error::{Context, Result};
+use crate::pull::Watcher;
 
 /// What a request asks for: most headers take one or two.
 const PIECE: u64 = 4 << 20;
@@ -24,13 +24,17 @@ pub struct Shell {
 
 impl Shell {
     /// Reads what describes a model, a few megabytes.
-    pub fn read(client: &Client, listing: &Listing, variant: &Variant) -> Result<Shell> {
+    pub fn read(
+        client: &Client,
+        listing: &Listing,
+        variant: &Variant,
+        watcher: &dyn Watcher,
+    ) -> Result<Shell> {
         let folder = tempfile::Builder::new().prefix("forebay-").tempdir();
         let folder = folder.context("cannot make a temporary folder")?;
         let top = folder.path().join(&listing.repo);
-        let bar = Progress::measuring();
         for file in &variant.files {
-            bar.say(format!("reading the header of {}", file.name));
+            watcher.note(&format!("reading the header of {}", file.name));
             let path = top.join(&file.name);
             let failed = || format!("cannot write {}", path.display());
             fs::create_dir_all(path.parent().unwrap_or(&top)).with_context(failed)?;
@@ -82,7 +86,7 @@ impl Read for Pieces<'_> {
         if is_read && self.at < self.bytes {
             let to = self.bytes.min(self.at + PIECE);
             let piece = self.client.read_range(&self.url, self.at, to, self.repo);
-            self.piece = Cursor::new(piece.map_err(|error| io::Error::other(format!("{error:#}")))?);
+            self.piece = Cursor::new(piece.map_err(|error| io::Error::other(error.in_full()))?);
             self.at = to;
         }
         self.piece.read(out)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Error, anyhow};
+use crate::error::{Error, failure};
 
 /// A repository, and which of the models in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl FromStr for ModelName {
         };
         let sound = repo.split_once('/').is_some_and(|(owner, name)| is_word(owner) && is_word(name));
         if !sound || !quant.is_none_or(|quant| quant.split('/').all(is_word)) {
-            return Err(anyhow!(
+            return Err(failure!(
                 "expected OWNER/NAME, OWNER/NAME:QUANT or the address of a model on huggingface.co"
             ));
         }

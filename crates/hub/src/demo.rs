@@ -6,21 +6,18 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[cfg(unix)]
-use anyhow::ensure;
-use anyhow::{Context, Result};
-
-use crate::pull;
+use crate::error::bail;
+use crate::error::{Context, Result};
 
 const NAME: &str = "tales-qwen3moe-Q4_K_M.gguf";
 const BYTES: &[u8] = include_bytes!("../../../models/tales-qwen3moe-Q4_K_M.gguf");
 
-/// The model that was named, by its path or as a download, or the demo model.
-pub fn or_demo(model: Option<&Path>) -> Result<PathBuf> {
-    model.map_or_else(path, pull::locate)
-}
-
-/// The path of the demo model. An installed binary writes its copy to the user's cache, once.
-fn path() -> Result<PathBuf> {
+/// The path of the demo model: in the checkout that the program was built from, if it is there. Otherwise the copy that every
+/// program carries is written to the user's cache, once.
+///
+/// # Errors
+/// If the copy cannot be written.
+pub fn demo() -> Result<PathBuf> {
     let checkout = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models")).join(NAME);
     if checkout.is_file() {
         return Ok(checkout);
@@ -53,18 +50,20 @@ fn private_folder(temporary: &Path) -> Result<PathBuf> {
         .permissions(fs::Permissions::from_mode(0o700))
         .tempdir_in(temporary)
         .with_context(|| format!("cannot make a folder in {}", temporary.display()))?;
-    let user = fresh.path().metadata()?.uid();
+    let user = fresh.path().metadata().with_context(|| format!("cannot read {}", fresh.path().display()))?;
+    let user = user.uid();
     let folder = temporary.join(format!("forebay-{user}"));
     // Fails where there is something of this name already, which then has to be what it should be.
     let _ = fs::rename(fresh.path(), &folder);
     let found = fs::symlink_metadata(&folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    ensure!(
-        found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0,
-        "{} is not a folder of this user alone, so the demo model is not written there: remove it, or set HOME or \
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        bail!(
+            "{} is not a folder of this user alone, so the demo model is not written there: remove it, or set HOME or \
          XDG_CACHE_HOME",
-        folder.display()
-    );
+            folder.display()
+        );
+    }
     Ok(folder)
 }
 

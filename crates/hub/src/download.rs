@@ -4,20 +4,29 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
 use ring::digest;
 
-use super::client::{Checksum, Client, Failure, Listing, RemoteFile};
+use crate::client::{Checksum, Client, Failure, Listing, RemoteFile};
+use crate::error::{Context, Error, Result, bail, failure};
+use crate::pull::Watcher;
 
 /// How much is read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Where progress goes.
-pub trait Watcher {
+/// Tells a watcher of all files about one.
+pub struct Meter<'a> {
+    pub watcher: &'a dyn Watcher,
+    /// Bytes of the files before it.
+    pub before: u64,
+    /// Bytes of all files.
+    pub total: u64,
+}
+
+impl Meter<'_> {
     /// So many bytes of the file are here.
-    fn at(&self, bytes: u64);
-    /// Something holds the download up.
-    fn note(&self, text: String);
+    fn at(&self, bytes: u64) {
+        self.watcher.at(self.before + bytes, self.total);
+    }
 }
 
 /// The file in which a blob grows.
@@ -31,23 +40,23 @@ pub fn fetch(
     listing: &Listing,
     wanted: &RemoteFile,
     blob: &Path,
-    watcher: &dyn Watcher,
+    meter: &Meter,
 ) -> Result<()> {
     if let Some(folder) = blob.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let mut part = PartialFile::open(&partial(blob), wanted)?;
     let resumed = part.have > 0;
-    part.hash_what_is_there(client, watcher)?;
-    part.complete(client, listing, watcher)?;
+    part.hash_what_is_there(client, meter)?;
+    part.complete(client, listing, meter)?;
     if !part.is_sound() && resumed {
         // The error may be in what was there before.
-        watcher.note(format!(
+        meter.watcher.note(&format!(
             "{} was damaged when the download continued; downloading it again",
             wanted.file.name
         ));
         part.restart()?;
-        part.complete(client, listing, watcher)?;
+        part.complete(client, listing, meter)?;
     }
     if !part.is_sound() {
         let _ = fs::remove_file(&part.path);
@@ -63,7 +72,7 @@ pub fn fetch(
 }
 
 /// Whether a file has the checksum that the hub gives.
-pub fn is_sound(client: &Client, path: &Path, wanted: &RemoteFile, watcher: &dyn Watcher) -> Result<bool> {
+pub fn is_sound(client: &Client, path: &Path, wanted: &RemoteFile, meter: &Meter) -> Result<bool> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = File::open(path).with_context(failed)?;
     let mut sum = Sum::new(wanted);
@@ -75,7 +84,7 @@ pub fn is_sound(client: &Client, path: &Path, wanted: &RemoteFile, watcher: &dyn
             count => {
                 sum.0.update(&buffer[..count]);
                 done += count as u64;
-                watcher.at(done);
+                meter.at(done);
             }
         }
     }
@@ -119,7 +128,7 @@ impl PartialFile<'_> {
         Ok(())
     }
 
-    fn hash_what_is_there(&mut self, client: &Client, watcher: &dyn Watcher) -> Result<()> {
+    fn hash_what_is_there(&mut self, client: &Client, meter: &Meter) -> Result<()> {
         let failed = || format!("cannot read {}", self.path.display());
         self.file.seek(SeekFrom::Start(0)).with_context(failed)?;
         let mut buffer = vec![0; CHUNK];
@@ -131,17 +140,17 @@ impl PartialFile<'_> {
             self.sum.0.update(&buffer[..count]);
             left -= count as u64;
         }
-        watcher.at(self.have);
+        meter.at(self.have);
         Ok(())
     }
 
     /// Gets what is missing. A cut connection costs an attempt only if nothing came through it.
-    fn complete(&mut self, client: &Client, listing: &Listing, watcher: &dyn Watcher) -> Result<()> {
+    fn complete(&mut self, client: &Client, listing: &Listing, meter: &Meter) -> Result<()> {
         let url = client.address(listing, &self.wanted.file.name);
         while self.have < self.wanted.file.bytes {
-            client.patiently(client.retries(), &|text| watcher.note(text), &mut || {
+            client.patiently(client.retries(), &|text| meter.watcher.note(&text), &mut || {
                 let before = self.have;
-                match self.receive(client, &url, &listing.repo, watcher) {
+                match self.receive(client, &url, &listing.repo, meter) {
                     Err(Failure::Passing(..)) if self.have > before => Ok(()),
                     other => other,
                 }
@@ -150,13 +159,7 @@ impl PartialFile<'_> {
         Ok(())
     }
 
-    fn receive(
-        &mut self,
-        client: &Client,
-        url: &str,
-        repo: &str,
-        watcher: &dyn Watcher,
-    ) -> Result<(), Failure> {
+    fn receive(&mut self, client: &Client, url: &str, repo: &str, meter: &Meter) -> Result<(), Failure> {
         let range = (self.have > 0).then_some((self.have, None));
         let response = client.get(url, range, repo)?;
         if range.is_some() {
@@ -166,7 +169,7 @@ impl PartialFile<'_> {
                 // It begins at the beginning.
                 self.restart()?;
                 if response.status() == 206 {
-                    return Err(anyhow!("the hub sent the wrong part of {url}").into());
+                    return Err(failure!("the hub sent the wrong part of {url}").into());
                 }
             }
         }
@@ -175,7 +178,7 @@ impl PartialFile<'_> {
         while self.have < self.wanted.file.bytes {
             client.check()?;
             let most = (CHUNK as u64).min(self.wanted.file.bytes - self.have) as usize;
-            let cut = |text: String| Failure::Passing(anyhow!("the connection was cut{text}"), None);
+            let cut = |text: String| Failure::Passing(failure!("the connection was cut{text}"), None);
             let count = match body.read(&mut buffer[..most]) {
                 Ok(0) => return Err(cut(String::new())),
                 Ok(count) => count,
@@ -185,7 +188,7 @@ impl PartialFile<'_> {
             self.file.write_all(&buffer[..count]).map_err(|e| self.write_failed(e))?;
             self.sum.0.update(&buffer[..count]);
             self.have += count as u64;
-            watcher.at(self.have);
+            meter.at(self.have);
         }
         Ok(())
     }
@@ -194,13 +197,13 @@ impl PartialFile<'_> {
         self.sum.is(&self.wanted.checksum)
     }
 
-    fn write_failed(&self, error: io::Error) -> anyhow::Error {
+    fn write_failed(&self, error: io::Error) -> Error {
         let remedy = if error.kind() == io::ErrorKind::StorageFull {
             "; free some space and run the command again to continue"
         } else {
             ""
         };
-        anyhow!("cannot write {}: {error}{remedy}", self.path.display())
+        failure!("cannot write {}: {error}{remedy}", self.path.display())
     }
 }
 
