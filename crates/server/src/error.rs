@@ -35,8 +35,12 @@ pub struct ApiError {
     /// Whether a retry makes sense.
     pub retry: Retry,
     /// What only the log is told, because it may name files.
-    pub(crate) cause: Option<String>,
+    pub(crate) cause: Option<Box<Cause>>,
 }
+
+/// A message for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cause(String);
 
 /// Whether a retry makes sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +148,7 @@ impl ApiError {
     /// The error as the program says it. Writes the cause to the log, if there is one.
     pub fn in_words(mut self, words: Words) -> ApiError {
         if let Some(cause) = self.cause.take() {
-            tracing::error!("{}", words(&cause));
+            tracing::error!("{}", words(&cause.0));
         }
         self.message = words(&self.message);
         self
@@ -237,6 +241,7 @@ impl ApiError {
 impl From<Error> for ApiError {
     /// The only place that converts errors of the engine to HTTP errors. Messages that may name files are only for the log.
     fn from(error: Error) -> ApiError {
+        let cause = |message| Some(Box::new(Cause(message)));
         match error {
             Error::Field { field, error } => {
                 let error = ApiError::from(*error);
@@ -253,10 +258,10 @@ impl From<Error> for ApiError {
             },
             Error::Cancelled => ApiError::unavailable("the server is shutting down", 30),
             Error::DeviceLost(why) => {
-                ApiError { cause: Some(why), ..ApiError::unavailable("the GPU was lost", 30) }
+                ApiError { cause: cause(why), ..ApiError::unavailable("the GPU was lost", 30) }
             }
             error => ApiError {
-                cause: Some(error.to_string()),
+                cause: cause(error.to_string()),
                 ..ApiError::internal("the computation failed: see the server's log")
             },
         }
