@@ -2,6 +2,34 @@
 //!
 //! The environment says where: `HF_ENDPOINT` (the hub), `HF_HUB_CACHE` or `HF_HOME` (the cache), `HF_TOKEN` (who asks),
 //! `HF_HUB_OFFLINE` (nothing is asked).
+//!
+//! # Examples
+//! ```
+//! // A path is itself; a name such as OWNER/NAME:Q4_K_M is found among the downloads.
+//! let demo = forebay_hub::demo()?;
+//! assert_eq!(forebay_hub::locate(&demo)?, demo);
+//! # Ok::<(), forebay_hub::Error>(())
+//! ```
+//!
+//! ```no_run
+//! use forebay_engine::Cancel;
+//! use forebay_hub::{Pull, RETRIES, Watcher};
+//!
+//! struct Print;
+//!
+//! impl Watcher for Print {
+//!     fn at(&self, done: u64, total: u64) {
+//!         eprint!("\r{} %", 100 * done / total.max(1));
+//!     }
+//! }
+//!
+//! let client = forebay_hub::client(RETRIES, &Cancel::default())?;
+//! let pull = Pull::new(client, &"OWNER/NAME:Q4_K_M".parse()?)?;
+//! pull.check_space()?;
+//! pull.download(false, &Print)?;
+//! println!("{}", pull.path().display());
+//! # Ok::<(), forebay_hub::Error>(())
+//! ```
 
 mod cache;
 mod choice;
