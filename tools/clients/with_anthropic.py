@@ -185,8 +185,8 @@ def what_is_wrong_is_named(server, model):
     paper = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
     said = lambda block: [{"role": "user", "content": [block]}]
     for options, words in [
-        ({"messages": said(picture)}, "messages.0.content.0: this model reads text; a block of type image"),
-        ({"messages": said(paper)}, "a block of type document"),
+        ({"messages": said(picture)}, "messages.0.content.0: blocks of type image are not supported here"),
+        ({"messages": said(paper)}, "blocks of type document"),
         ({"messages": []}, "messages"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),

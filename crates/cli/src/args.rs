@@ -21,8 +21,8 @@ use forebay_engine::{Engine, Error, Options, Precision, TokenId};
 use crate::device::{self, DeviceArgs};
 use crate::errors::{self, in_flags};
 use crate::progress::Progress;
+use crate::pull;
 use crate::values::{self, at_least_one};
-use crate::{demo, pull};
 
 /// The model of a command that has a default.
 #[derive(Args)]
@@ -48,7 +48,7 @@ impl ModelArgs {
 
     /// The path of the model that was named, or of the demo model.
     pub fn locate(&self) -> Result<PathBuf> {
-        demo::or_demo(self.get()?)
+        pull::locate_or_demo(self.get()?)
     }
 }
 

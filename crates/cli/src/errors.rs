@@ -76,19 +76,37 @@ pub fn explain(engine: &Engine, error: Error) -> anyhow::Error {
     }
 }
 
-/// What the engine's messages call the options of a library's caller, and the flags that set them.
-const FLAGS: [(&str, &str); 6] = [
+/// What messages of the engine and the server call the options of a library's caller, and the flags that set them. Longer names
+/// come before those that they contain.
+const FLAGS: [(&str, &str); 15] = [
+    ("the server's option ServerOptions::timeout", "the server's flag --timeout"),
+    ("ServerOptions::keys", "--api-key-file"),
+    ("ServerOptions::max_body", "--max-body"),
+    ("ServerOptions::origins", "--cors-origin"),
+    ("ServerOptions::parallel", "--parallel"),
+    ("ServerOptions::queue", "--queue"),
+    ("ServerOptions::timeout", "--timeout"),
+    ("Prompter::with_template", "--chat-template-file"),
     ("Options::device = None", "--device cpu"),
     ("Options::io = IoMethod::Pool", "--io pool"),
+    ("Options::cpu_experts", "--cpu-experts"),
     ("Options::expert_memory", "--expert-memory"),
     ("Options::memory", "--memory"),
     ("Options::context", "--ctx"),
     ("the device's memory limit", "--vram"),
 ];
 
-/// A message of the engine, in terms of our flags.
+/// A message of the engine or the server, in terms of our flags.
 pub fn in_flags(message: &str) -> String {
     FLAGS.iter().fold(message.to_owned(), |text, (option, flag)| text.replace(option, flag))
+}
+
+/// The engine's error, if it is one, also if the hub met it.
+pub fn of_engine(error: &anyhow::Error) -> Option<&Error> {
+    error.downcast_ref().or_else(|| match error.downcast_ref()? {
+        forebay_hub::Error::Engine(error) => Some(error),
+        _ => None,
+    })
 }
 
 /// Reports an error on stderr.
@@ -96,7 +114,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         usage.exit();
     }
-    if matches!(error.downcast_ref(), Some(Error::Cancelled)) {
+    if matches!(of_engine(error), Some(Error::Cancelled)) {
         return ExitCode::from(interrupt::EXIT_CODE);
     }
     // The reader of our output has closed it, as `head` does. That is not a failure.
@@ -122,7 +140,7 @@ pub fn message(error: &anyhow::Error) -> String {
 
 /// What to do after an error of the operating system, whose message does not say that.
 fn advice(error: &anyhow::Error) -> String {
-    let file = error.downcast_ref().and_then(|error| match error {
+    let file = of_engine(error).and_then(|error| match error {
         Error::Io { path, source, .. } => Some((path.as_path(), source)),
         _ => None,
     });
@@ -181,8 +199,9 @@ mod tests {
             "the GPU cannot copy: gone; use Options::device = None to run on the CPU".into(),
         );
         assert_eq!(message(&lost.into()), "the GPU cannot copy: gone; use --device cpu to run on the CPU");
-        let all = FLAGS.map(|(option, _)| option).join(", ");
-        assert_eq!(in_flags(&all), "--device cpu, --io pool, --expert-memory, --memory, --ctx, --vram");
+        for (option, flag) in FLAGS {
+            assert_eq!(in_flags(option), flag);
+        }
     }
 
     #[test]

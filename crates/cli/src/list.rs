@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use forebay_engine::Bytes;
+use forebay_hub::{self as hub, Downloaded};
 use serde_json::json;
 
-use crate::hub::{self, Downloaded};
 use crate::output::print;
 
 /// List downloaded models

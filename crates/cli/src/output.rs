@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use forebay_engine::Bytes;
 use forebay_engine::internals::files::private_options;
+use forebay_hub::free_space;
 
 /// Writes a command's result to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -113,21 +114,6 @@ impl Drop for Output {
         if let Some(partial) = &self.partial {
             let _ = fs::remove_file(partial);
         }
-    }
-}
-
-/// Bytes that are free where a folder is or will be; `None` where the system does not tell.
-pub fn free_space(folder: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let existing = folder.ancestors().find(|folder| folder.exists())?;
-        let drive = rustix::fs::statvfs(existing).ok()?;
-        Some(drive.f_bavail.saturating_mul(drive.f_frsize))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = folder;
-        None
     }
 }
 

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forebay_engine::Bytes;
+use forebay_hub::{self as hub, Downloaded, Downloads, ModelName};
 
 use crate::errors;
-use crate::hub::{self, Downloaded, Downloads, ModelName};
 use crate::output::print;
 
 /// Remove downloaded models

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use forebay_engine::internals::experts::Meters;
 use forebay_engine::internals::forecast::bound::{Bound, TokenCost};
+use forebay_engine::internals::memory::of_process;
 use forebay_engine::{Answer, Engine, FinishReason, Reply, Stats};
 use serde_json::{Value, json};
 
@@ -171,19 +172,7 @@ fn experts(meters: &Meters, tokens: usize) -> Value {
 
 /// The most memory this process has had resident, in bytes, where the operating system tells.
 fn peak_rss() -> Option<u64> {
-    status("VmHWM:")
-}
-
-/// The memory that this process has resident, in bytes, where the operating system tells.
-pub fn resident() -> Option<u64> {
-    status("VmRSS:")
-}
-
-fn status(name: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    of_process("VmHWM:")
 }
 
 /// Tokens per second; `None` without tokens.

@@ -15,18 +15,18 @@ use forebay_engine::conversation::{Draft, ReplyOptions};
 use forebay_engine::driver::{Ending, Observer, Ticket};
 use forebay_engine::internals::hash::Fnv;
 use forebay_engine::{Cancel, Driver, DriverOptions, Error, Prompter, Question, Reply, ReplyEvent};
+use forebay_server::openai::{Body, Endpoint, Envelope, Form};
+use forebay_server::{ApiError, model_name};
 use serde_json::Value;
 
 use self::files::{Answers, Earlier, Line, Requests};
 use crate::args::{LoadArgs, ModelArgs};
-use crate::openai::answer::{Envelope, Form};
-use crate::openai::{Body, Endpoint};
+use crate::errors::in_flags;
+use crate::interrupt;
 use crate::output::print;
 use crate::progress::Progress;
 use crate::prompting::read_template;
-use crate::serve::error::ApiError;
 use crate::values::{at_least_one, on_off};
-use crate::{interrupt, serve};
 
 /// The default number of conversations that are computed together.
 const DEFAULT_PARALLEL: usize = 128;
@@ -115,7 +115,7 @@ pub fn run(args: &BatchArgs) -> Result<ExitCode> {
     let driver = Driver::start(&engine, options)?;
     // Now only the driver holds the engine.
     drop(engine);
-    let name = serve::model_name(args.model.get()?, &model);
+    let name = model_name(args.model.get()?, &model);
     let (open, count) = (HashMap::new(), Count::default());
     let mut batch = Batch { driver, args, name, left, out: &mut out, told, tell, open, count };
     let answered = batch.answer(&requests, &earlier, &cancel);
@@ -367,8 +367,7 @@ impl Batch<'_> {
 
     /// The answer of `serve` without measured fields, so that the file depends only on the requests.
     fn body(&self, custom_id: &str, form: Form, replies: Vec<Reply>) -> Value {
-        let prefix = if form.endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
-        let id = format!("{prefix}{:016x}", hash(custom_id));
+        let id = format!("{}{:016x}", form.endpoint.prefix(), hash(custom_id));
         let envelope = Envelope { id, created: now(), model: self.name.clone(), form, is_stream: false };
         let mut body = envelope.whole(&replies, self.driver.engine().tokenizer());
         if let Some(usage) = body["usage"].as_object_mut() {
@@ -379,7 +378,7 @@ impl Batch<'_> {
 
     fn refuse(&mut self, custom_id: &str, error: Error) -> Result<()> {
         self.count.refused += 1;
-        let error = ApiError::from(error);
+        let error = ApiError::from(error).in_words(in_flags);
         self.out.write(custom_id, error.status.as_u16(), &error.openai())
     }
 }

@@ -5,10 +5,10 @@ use std::time::SystemTime;
 use clap::ValueEnum;
 use forebay_engine::internals::forecast::bound::{Bound, Speeds, TokenCost};
 use forebay_engine::{Bytes, Engine, Precision};
+use forebay_server::rfc3339;
 use serde_json::{Map, Value, json};
 
 use super::{Sample, Test};
-use crate::dates::rfc3339;
 use crate::inspect::{Summary, parameters_text};
 
 /// The format of the results.

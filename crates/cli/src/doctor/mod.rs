@@ -15,6 +15,7 @@ use clap::Args;
 use forebay_engine::internals::experts::IoMethod;
 use forebay_engine::internals::memory::{GroupLimit, Machine};
 use forebay_engine::{Bytes, Cancel, Error, Options, Prospect, instruction_sets};
+use forebay_hub as hub;
 use serde_json::{Value, json};
 
 use self::card::Card;
@@ -23,7 +24,6 @@ use self::drive::{Drive, Effort};
 use self::findings::{Evidence, Finding, findings};
 use self::system::{Gpu, Memory, Processor};
 use crate::args::{ComputeArgs, ModelArgs};
-use crate::hub;
 use crate::interrupt;
 use crate::measured::{Load, rate, threads};
 use crate::memory_speed::memory_speed;

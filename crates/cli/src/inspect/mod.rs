@@ -10,12 +10,13 @@ use clap::Args;
 use forebay_engine::Bytes;
 use forebay_engine::internals::format::{ModelFile, NumberArray, StringArray, Value};
 use forebay_engine::internals::models::keys;
+use forebay_hub::Sight;
 use serde_json::{Map, json};
 
 use self::portrait::Portrait;
 use crate::args::RequiredModelArgs;
-use crate::hub::{self, Sight};
 use crate::output::print;
+use crate::pull;
 
 /// Arrays up to this length are printed whole; a vocabulary is only counted.
 const SHORT_ARRAY: usize = 32;
@@ -47,7 +48,7 @@ pub struct InspectArgs {
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
-    let sight = hub::sight(args.model.get()?)?;
+    let sight = pull::sight(args.model.get()?)?;
     let file = ModelFile::survey(&sight.path)?;
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&as_json(&file, &sight, args.tensors))?;

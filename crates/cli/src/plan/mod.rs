@@ -15,14 +15,14 @@ use forebay_engine::internals::forecast::predict::{Outlook, Prediction, Skew};
 use forebay_engine::internals::memory::Machine;
 use forebay_engine::plan::{Plan, Traffic};
 use forebay_engine::{Bytes, Error, Options, Prospect};
+use forebay_hub::{self as hub, Sight};
 use serde_json::{Value, json};
 
 use self::verdict::{Limit, Place, Speed, Verdict};
 use crate::args::{LoadArgs, ModelArgs};
-use crate::demo;
-use crate::hub::{self, Sight};
 use crate::measured::{Load, Measured, hits_text, prediction_json, range_json, rate, speed_text};
 use crate::output::print;
+use crate::pull;
 
 /// Show where a model's parts would be in memory, and how fast it would run
 ///
@@ -80,8 +80,8 @@ pub struct Request<'a> {
 /// Prints a plan. A budget that is too small is a verdict, and a failure.
 pub fn show(request: &Request<'_>) -> Result<ExitCode> {
     let options = request.load.options();
-    let sight = request.model.map(hub::sight).transpose()?;
-    let path = sight.as_ref().map_or_else(|| demo::or_demo(None), |sight| Ok(sight.path.clone()))?;
+    let sight = request.model.map(pull::sight).transpose()?;
+    let path = sight.as_ref().map_or_else(|| pull::locate_or_demo(None), |sight| Ok(sight.path.clone()))?;
     // What a model needs is worth knowing also where the budget is too small.
     let prospect = Prospect::new(&path, &options.clone().memory(u64::MAX).expert_memory(None))?;
     let note = sight.as_ref().map_or(String::new(), Sight::note);
@@ -611,7 +611,13 @@ pub mod tests {
     fn a_model_that_was_not_measured_is_shown() {
         let plan = plan();
         let forecast = Forecast {
-            verdict: Verdict::unmeasured(&plan),
+            verdict: Verdict::Runs {
+                place: Place::of(&plan),
+                speed: None,
+                alternative: None,
+                machine: None,
+                budget: plan.budget,
+            },
             plan: &plan,
             traffic: Traffic { experts: 5 * GIB, ..traffic() },
             measured: None,

@@ -1,11 +1,11 @@
 //! What a plan comes to: one sentence for people, fields for programs.
 
+use forebay_engine::Error;
+pub use forebay_engine::internals::forecast::place::{Place, short};
 use forebay_engine::internals::forecast::predict::Prediction;
 use forebay_engine::plan::Plan;
-use forebay_engine::{Bytes, Error};
 use serde_json::{Value, json};
 
-use super::share;
 use crate::errors::in_flags;
 
 /// The verdict on a model with a memory budget on a machine.
@@ -29,19 +29,6 @@ pub enum Verdict {
         machine: Option<u64>,
         budget: u64,
     },
-}
-
-/// Where a model's experts are.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Place {
-    /// All in memory, or the model has none.
-    Memory,
-    /// So many of all in memory, the others on the drive.
-    Drive { slots: usize, experts: usize },
-    /// All in the GPU's memory.
-    Gpu,
-    /// So many of all in the GPU's memory; the others in memory and, if there is no room, on the drive.
-    BesideGpu { slots: usize, experts: usize },
 }
 
 /// The speed of generation.
@@ -123,50 +110,7 @@ impl Limit {
     }
 }
 
-impl Place {
-    pub fn of(plan: &Plan) -> Place {
-        let experts = plan.expert_count;
-        match &plan.device {
-            Some(_) if plan.device_holds_all_experts() => Place::Gpu,
-            Some(gpu) => Place::BesideGpu { slots: gpu.slot_count(), experts },
-            None if plan.holds_all_experts() => Place::Memory,
-            None => Place::Drive { slots: plan.slots.iter().sum(), experts },
-        }
-    }
-
-    fn lead(&self) -> &'static str {
-        match self {
-            Place::Memory => "Runs wholly from memory",
-            Place::Drive { .. } => "Runs",
-            Place::Gpu => "Runs wholly on the GPU",
-            Place::BesideGpu { .. } => "Runs on the GPU",
-        }
-    }
-
-    /// Where experts are, for a sentence that tells no speed.
-    fn experts(&self) -> Option<String> {
-        let (slots, experts, first, rest) = match *self {
-            Place::Memory | Place::Gpu => return None,
-            Place::Drive { slots, experts } => (slots, experts, "in memory", "are read from the drive"),
-            Place::BesideGpu { slots, experts } => (slots, experts, "in GPU memory", "are uploaded"),
-        };
-        let percent = 100.0 * slots as f64 / experts as f64;
-        Some(format!("{percent:.0} % of the experts are {first}, the others {rest} when they are used"))
-    }
-}
-
 impl Verdict {
-    /// What is known of a plan without measuring anything.
-    pub fn unmeasured(plan: &Plan) -> Verdict {
-        Verdict::Runs {
-            place: Place::of(plan),
-            speed: None,
-            alternative: None,
-            machine: None,
-            budget: plan.budget,
-        }
-    }
-
     /// For a budget that an error refuses, and the smallest that it does not; `None` for other errors.
     pub fn refused(error: &Error, least: Option<u64>) -> Option<Verdict> {
         let Error::Budget { need, have, what, remedy } = error else { return None };
@@ -317,11 +261,6 @@ fn round_up(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
 }
 
-/// `8 GiB`, `7.5 GiB`
-pub fn short(bytes: u64) -> String {
-    Bytes(bytes).to_string().replace(".0 ", " ")
-}
-
 /// A number of which nobody knows more than the first digits.
 fn count(x: f64) -> String {
     match x {
@@ -341,21 +280,9 @@ pub fn uncapitalised(sentence: &str) -> String {
     chars.next().map_or(String::new(), |first| first.to_lowercase().chain(chars).collect())
 }
 
-/// The sentence about a model that is loaded, of which nothing was measured.
-pub fn of_loaded(plan: &Plan) -> String {
-    let mut sentence = Verdict::unmeasured(plan).sentence();
-    // How much the least budget for all of them is, only the model's description knows.
-    let missing = plan.experts.saturating_sub(plan.slot_bytes);
-    if plan.device.is_none() && !plan.holds_all_experts() && share(plan) < 1.0 {
-        sentence += &format!(" About {} more memory would hold all of them.", short(missing));
-    }
-    sentence
-}
-
 #[cfg(test)]
 mod tests {
     use forebay_engine::internals::forecast::predict::Range;
-    use forebay_engine::plan::DevicePlan;
 
     use super::super::tests::plan;
     use super::*;
@@ -516,23 +443,5 @@ mod tests {
         assert_eq!((unknown.tokens_per_second, unknown.holds_all), (None, true));
         let resident = Plan { slots: vec![6144], ..plan.clone() };
         assert_eq!(alternative(&resident, all, None, |_| Ok::<_, ()>(None)).unwrap(), None);
-    }
-
-    #[test]
-    fn a_loaded_model_is_judged_without_measuring() {
-        assert_eq!(
-            of_loaded(&plan()),
-            "Runs; 21 % of the experts are in memory, the others are read from the drive when they are used. About 14 GiB \
-             more memory would hold all of them."
-        );
-        assert_eq!(of_loaded(&Plan { slots: vec![6144], ..plan() }), "Runs wholly from memory.");
-        let device = DevicePlan { budget: 9, dense: 1, slot_bytes: 1, slots: vec![3072], scratch: 1, kv: 1 };
-        let beside = Plan { device: Some(device.clone()), ..plan() };
-        assert_eq!(
-            of_loaded(&beside),
-            "Runs on the GPU; 50 % of the experts are in GPU memory, the others are uploaded when they are used."
-        );
-        let all = Plan { device: Some(DevicePlan { slots: vec![6144], ..device }), ..plan() };
-        assert_eq!(of_loaded(&all), "Runs wholly on the GPU.");
     }
 }

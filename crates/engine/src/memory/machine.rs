@@ -264,6 +264,11 @@ fn read(folder: &Path, name: &str) -> Option<String> {
     fs::read_to_string(folder.join(name)).ok()
 }
 
+/// A size in the system's report on this process, such as `VmHWM:`, if the system tells it.
+pub fn of_process(name: &str) -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, name)
+}
+
 /// The process's resident memory at the moment, without file pages that the kernel can drop; zero if the system does
 /// not tell.
 pub fn resident() -> u64 {

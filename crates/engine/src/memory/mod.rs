@@ -6,5 +6,5 @@ mod region;
 
 pub use ledger::{Hold, MemoryEntry, MemoryTier, Purpose};
 pub(crate) use ledger::{Ledger, Lender, TierPlan};
-pub use machine::{GroupLimit, Machine, Pressure, Relief, resident};
+pub use machine::{GroupLimit, Machine, Pressure, Relief, of_process, resident};
 pub use region::*;
