@@ -3,6 +3,7 @@
 with NVFP4 weights.
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6 sentencepiece==0.2.2
+    tools/golden unpack
     python3 tools/converted.py LLAMA_CPP FOREBAY
 
 LLAMA_CPP is llama.cpp's source folder (for example from the source package xllamacpp 2026.10.11549), FOREBAY the binary. A

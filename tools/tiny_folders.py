@@ -7,7 +7,7 @@ Their settings have the older, flat format; those of the source folder have the 
 
 Made with mlx 0.32.4 (mlx-cpu), mlx-lm 0.32.2, ml_dtypes 0.6.0, numpy 2.4.6, safetensors 0.8.0.
 
-Usage: python tools/tiny_folders.py
+Usage: tools/golden unpack && python tools/tiny_folders.py && tools/golden pack qwen3moe
 """
 
 import json

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the tiny DeepSeek-V2-Lite of the engine's tests in the GGUF format before latent attention had a separate form.
 
-    tools/tiny_kv_b.py
+    tools/golden unpack && tools/tiny_kv_b.py && tools/golden pack deepseek_v2_lite
 
 Such files have one `attn_kv_b` instead of `attn_k_b` and `attn_v_b`, the sizes of heads as those of keys and values,
 no gating function, and a zero if the routed experts are not scaled. The weights, and so the logits, stay the same.

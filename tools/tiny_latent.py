@@ -2,7 +2,7 @@
 """Makes tiny random models with latent attention, as folders with their logits.
 
     pip install torch==2.15.0 transformers==5.22.2
-    tools/tiny_latent.py
+    tools/golden unpack && tools/tiny_latent.py && tools/golden pack deepseek_v2 glm4_moe_lite
 
 `deepseek_v2-groups` is a DeepSeek-V2 whose router chooses groups of experts first, `glm4_moe_lite` is built like
 GLM-4.7-Flash. Weights are bf16, computed in f32. The tokenizer is that of the tiny DeepSeek-V2-Lite.

@@ -7,7 +7,7 @@
 - `dots1`: GLM-4.5 without biases, with norms of queries and keys, and with all channels rotated, as a folder and a GGUF file
 - `glm4moe-mtp`: GLM-4.5 whose last layer predicts further tokens instead, a folder
 
-    tools/tiny_models.py
+    tools/golden unpack && tools/tiny_models.py && tools/golden pack qwen2 llama3 gpt_oss dots1 glm4moe
 
 Made with torch 2.15.0 (on the CPU), transformers 5.22.2, accelerate 1.15.0, gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0.
 """

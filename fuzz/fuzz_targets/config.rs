@@ -2,6 +2,7 @@
 //! the root of the repository:
 //!
 //! ```text
+//! tools/golden unpack
 //! for f in qwen3moe qwen3moe-mlx qwen3moe-fp8; do
 //!     mkdir -p fuzz/corpus/config && cp crates/engine/tests/data/golden/$f/config.json fuzz/corpus/config/$f
 //! done
@@ -25,7 +26,7 @@ static FOLDERS: LazyLock<Vec<PathBuf>> = LazyLock::new(|| {
     let folders = ["qwen3moe", "qwen3moe-mlx", "qwen3moe-fp8"].map(|name| {
         let to = temporary.join(name);
         fs::create_dir_all(&to).expect("a folder for temporary files");
-        for entry in fs::read_dir(golden.join(name)).expect("the golden folders") {
+        for entry in fs::read_dir(golden.join(name)).expect("the folders that tools/golden unpack makes") {
             let from = entry.expect("an entry").path();
             if from.to_string_lossy().contains("safetensors") {
                 fs::copy(&from, to.join(from.file_name().expect("a file"))).expect("a copy");

@@ -1,6 +1,7 @@
 //! Any bytes are either a safetensors header or an error. Run, from the root of the repository:
 //!
 //! ```text
+//! tools/golden unpack
 //! mkdir -p fuzz/corpus/safetensors && cp crates/engine/tests/data/golden/*/*.safetensors fuzz/corpus/safetensors/
 //! cargo +nightly fuzz run safetensors -- -malloc_limit_mb=64 -max_len=16384 -max_total_time=120
 //! ```

@@ -1,9 +1,12 @@
-//! Helpers for the tests of all crates: comparing numbers, and skipping tests that cannot run here.
+//! Helpers for the tests of all crates: comparing numbers, unpacking the tiny models, and skipping tests that cannot run
+//! here.
 
 mod compare;
+mod golden;
 mod skip;
 
 pub use compare::{assert_same_bits, relative_error, worst};
+pub use golden::{golden, golden_files};
 pub use skip::{Need, shared, skipped, vectors};
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ pub fn demo_model() -> String {
 }
 
 pub fn golden(name: &str) -> String {
-    text(&repository("crates/engine/tests/data/golden").join(name))
+    text(&forebay_testing::golden(name))
 }
 
 pub fn text(path: &Path) -> String {

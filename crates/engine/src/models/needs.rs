@@ -73,8 +73,7 @@ mod tests {
     /// The tensors of each tiny test model are those that its settings need, given its optional ones.
     #[test]
     fn a_file_has_the_tensors_that_its_settings_need() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
-        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let files = forebay_testing::golden_files();
         let mut families = std::collections::HashSet::new();
         for path in files.filter(|path| path.extension().is_some_and(|e| e == "gguf")) {
             let file = ModelFile::open(&path).unwrap();

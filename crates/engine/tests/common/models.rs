@@ -60,9 +60,12 @@ pub fn containers(family: &str) -> [PathBuf; 2] {
     [data(&format!("golden/{family}.gguf")), data(&format!("golden/{family}"))]
 }
 
-/// A file of the tests' data.
+/// A file or folder of the tests' data. Golden ones are unpacked first.
 pub fn data(name: &str) -> PathBuf {
-    engine_folder().join("tests/data").join(name)
+    match name.strip_prefix("golden/") {
+        Some(packed) => forebay_testing::golden(packed),
+        None => engine_folder().join("tests/data").join(name),
+    }
 }
 
 /// A trained model or a file that belongs to one. They are too large for the repository and are beside it on some

@@ -2,6 +2,7 @@
 
 use forebay_engine::internals::generate::sampler::{Sampler, SamplingParams};
 use forebay_engine::{Engine, Options, TokenId};
+use forebay_testing::golden;
 
 use crate::common::memory::measure;
 
@@ -35,9 +36,9 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
 #[test]
 fn computing_a_token_allocates_only_pages_of_the_kv_cache() {
     for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
-        let path = format!("{}/tests/data/golden/{model}.gguf", env!("CARGO_MANIFEST_DIR"));
+        let path = golden(&format!("{model}.gguf"));
         let options = Options::default().threads(1);
-        let engine = Engine::open(path.as_ref(), &options).unwrap();
+        let engine = Engine::open(&path, &options).unwrap();
         let mut session = engine.session();
         session.extend(&[TokenId(1), TokenId(2), TokenId(3)]).unwrap();
         // Attention allocates its scratch memory when it is computed for the first time.

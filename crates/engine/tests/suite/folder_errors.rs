@@ -11,7 +11,7 @@ use crate::common::models::data;
 
 /// The refusal of the golden folder after a change.
 fn refusal(name: &str, change: impl FnOnce(&mut Folder)) -> Error {
-    let mut folder = Folder::read(&data("golden").join(name));
+    let mut folder = Folder::read(&data(&format!("golden/{name}")));
     change(&mut folder);
     let temporary = tempfile::tempdir().unwrap();
     folder.write(temporary.path());

@@ -1,9 +1,10 @@
 //! Damaged folders never cause a panic, nor allocations much larger than their files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use forebay_engine::internals::format::{FileIdx, folder, safetensors};
 use forebay_engine::{Engine, Options, Precision, Result, TokenId};
+use forebay_testing::golden;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::{Map, Value, json};
@@ -11,10 +12,6 @@ use serde_json::{Map, Value, json};
 use crate::common::folder_builder::Folder;
 use crate::common::memory::measure;
 use crate::common::mutate::mutate;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(name)
-}
 
 /// The start of a safetensors file, up to the end of its header.
 fn header(path: &Path) -> (Vec<u8>, u64) {

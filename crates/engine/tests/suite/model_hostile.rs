@@ -4,6 +4,7 @@ use std::path::Path;
 
 use forebay_engine::internals::format::ModelFile;
 use forebay_engine::{Engine, Options, Precision, Result, TokenId};
+use forebay_testing::golden;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::Value;
@@ -119,8 +120,7 @@ fn extreme_settings_are_refused_or_run() {
 /// The same for sizes of linear attention, in the header of a model that has it.
 #[test]
 fn extreme_sizes_of_linear_attention_are_refused_or_run() {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/qwen35moe.gguf");
-    let sound = std::fs::read(golden).unwrap();
+    let sound = std::fs::read(golden("qwen35moe.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hostile.gguf");
     let mut refused = 0;
@@ -199,7 +199,7 @@ fn weights_of_any_bits_are_computed() {
 /// The same for settings that only latent attention and expert groups have.
 #[test]
 fn extreme_settings_of_latent_attention_are_refused_or_run() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3");
+    let golden = golden("deepseek_v3");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {

@@ -1,9 +1,8 @@
 //! Models that cannot be run are refused before they are loaded, with the name of the file, the key or the tensor.
 
-use std::path::Path;
-
 use forebay_engine::internals::memory::Machine;
 use forebay_engine::{Engine, Error, Options, Request, Result, TokenId};
+use forebay_testing::golden;
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::tiny_model::{
@@ -215,8 +214,8 @@ fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
         assert_says(&unsupported(&tiny_model(HIDDEN).str(&key, "0.1")), &[&key, "not a number"]);
         assert!(open_with(&with(0.0).build(), &options()).is_ok(), "zero means that {key} is off");
     }
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/deepseek_v3.gguf");
-    let file = GgufBuilder::copy_of(&golden).f32("deepseek2.attention.temperature_scale", 0.1);
+    let file =
+        GgufBuilder::copy_of(&golden("deepseek_v3.gguf")).f32("deepseek2.attention.temperature_scale", 0.1);
     assert_says(&unsupported(&file), &["deepseek2.attention.temperature_scale", "\"0.1\""]);
 }
 
