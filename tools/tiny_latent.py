@@ -77,7 +77,9 @@ def make(name: str, kind: type, config) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]:
-        shutil.copy(GOLDEN / "deepseek_v2_lite" / file, folder / file)
+        # The tokenizer is a file of `deepseek_v2-groups`, to which the other tiny models link.
+        if not (folder / file).exists():
+            shutil.copy(GOLDEN / "deepseek_v2_lite" / file, folder / file, follow_symlinks=False)
     tokens = load_file(GOLDEN / "deepseek_v2_lite.logits.safetensors")["tokens"]
     loaded = kind.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
