@@ -45,14 +45,7 @@ impl PromptingArgs {
 
 /// A chat template from a file, for a model.
 pub fn read_template(path: &Path, engine: &Engine) -> Result<ChatTemplate> {
-    let tokenizer = engine.tokenizer();
-    let special = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())];
-    let texts: Vec<(&str, String)> = special
-        .into_iter()
-        .filter_map(|(name, id)| Some((name, tokenizer.token_text(id?).into_owned())))
-        .collect();
-    let texts: Vec<(&str, &str)> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
-    ChatTemplate::new(&read_text(path)?, &texts)
+    ChatTemplate::of_source(&read_text(path)?, engine.tokenizer())
         .with_context(|| format!("{} is not a chat template", path.display()))
 }
 

@@ -5,6 +5,7 @@
 //! others are uploaded from RAM.
 
 mod backend;
+mod choice;
 mod compile;
 mod driver;
 mod executor;
@@ -22,6 +23,7 @@ use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, Result};
 
+pub use choice::DeviceChoice;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 

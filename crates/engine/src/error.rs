@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// An error with a message that says what happened, where, and what to do.
 ///
@@ -162,13 +163,15 @@ fn named(field: &str, error: &Error) -> String {
     if message.starts_with(field) { message } else { format!("{field}: {message}") }
 }
 
-/// A number of bytes, displayed with binary units.
+/// A number of bytes, displayed and read with binary units.
 ///
 /// # Examples
 /// ```
 /// use forebay_engine::Bytes;
 ///
 /// assert_eq!(Bytes(17 << 20).to_string(), "17.0 MiB");
+/// assert_eq!("1.5G".parse::<Bytes>()?.0, 3 << 29);
+/// # Ok::<(), forebay_engine::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
@@ -183,6 +186,46 @@ impl std::fmt::Display for Bytes {
             unit += 1;
         }
         if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+    }
+}
+
+/// Reads `8G`, `1.5GiB`, `512 MB` or `4096`.
+impl FromStr for Bytes {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Bytes> {
+        let text = s.trim().to_ascii_uppercase();
+        let text = text.strip_suffix("IB").or_else(|| text.strip_suffix('B')).unwrap_or(&text);
+        let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
+        let (number, unit) = units
+            .into_iter()
+            .find_map(|(letter, unit)| Some((text.strip_suffix(letter)?, unit)))
+            .unwrap_or((text, 1));
+        match number.trim().parse::<f64>() {
+            Ok(number) if number > 0.0 && number.is_finite() => Ok(Bytes((number * unit as f64) as u64)),
+            _ => Err(Error::Invalid("expected a size, such as 8G or 512M".into())),
+        }
+    }
+}
+
+impl Bytes {
+    /// Below this many bytes, a number without a unit is a number of something else.
+    const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
+
+    /// Reads an amount of memory. `6` is refused: it means 6 bytes, and whoever writes it means 6G.
+    ///
+    /// # Errors
+    /// If it is not a size, or too small a number without a unit.
+    pub fn of_memory(s: &str) -> Result<Bytes> {
+        let bytes: Bytes = s.parse()?;
+        if bytes.0 < Bytes::LEAST_WITHOUT_UNIT && s.trim().parse::<f64>().is_ok() {
+            let meant = if bytes.0 < 4096 { 'G' } else { 'K' };
+            return Err(Error::Invalid(format!(
+                "{0} bytes is too small; did you mean {0}{meant}?",
+                s.trim()
+            )));
+        }
+        Ok(bytes)
     }
 }
 
@@ -208,5 +251,28 @@ mod tests {
         assert_eq!(Bytes(1023).to_string(), "1023 B");
         assert_eq!(Bytes(17 << 20).to_string(), "17.0 MiB");
         assert_eq!(Bytes((1 << 30) - 1).to_string(), "1.0 GiB");
+    }
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        let size = |s: &str| s.parse::<Bytes>().map(|bytes| bytes.0);
+        assert_eq!(size("4096").unwrap(), 4096);
+        assert_eq!(size("8G").unwrap(), 8 << 30);
+        assert_eq!(size("1.5gib").unwrap(), 3 << 29);
+        assert_eq!(size("512 MB").unwrap(), 512 << 20);
+        for wrong in ["", "G", "-1G", "8X", "nan", "inf"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_few_bytes_are_no_amount_of_memory() {
+        let refusal = |s: &str| Bytes::of_memory(s).unwrap_err().to_string();
+        assert_eq!(refusal("6"), "6 bytes is too small; did you mean 6G?");
+        assert_eq!(refusal(" 1.5"), "1.5 bytes is too small; did you mean 1.5G?");
+        assert_eq!(refusal("65536"), "65536 bytes is too small; did you mean 65536K?");
+        for (sound, bytes) in [("6K", 6 << 10), ("1048576", 1 << 20), ("8589934592", 8 << 30)] {
+            assert_eq!(Bytes::of_memory(sound).unwrap().0, bytes);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The memory plan: what a model needs and where it goes, known before any weight is read.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::backend::{KvShape, MARKS, Precision, StateShape};
@@ -178,6 +179,21 @@ pub enum ExpertMemory {
     Bytes(u64),
     /// In percent of all experts.
     Percent(f64),
+}
+
+/// Reads `4G` or `30%`.
+impl FromStr for ExpertMemory {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<ExpertMemory> {
+        let Some(number) = s.trim().strip_suffix('%') else {
+            return Bytes::of_memory(s).map(|bytes| ExpertMemory::Bytes(bytes.0));
+        };
+        match number.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(ExpertMemory::Percent(percent)),
+            _ => Err(Error::Invalid("expected a percentage above 0 and up to 100".into())),
+        }
+    }
 }
 
 /// Bytes by purpose, and what they are divided into.

@@ -69,7 +69,7 @@ impl ExpertExecutor for CudaExecutor {
     fn upload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         self.store.upload(experts, &mut self.gpu, progress)
     }
@@ -77,7 +77,7 @@ impl ExpertExecutor for CudaExecutor {
     fn preload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         // Waits until uploads end, to free staging buffers.
         while self.gpu.release_leases(true)? {}

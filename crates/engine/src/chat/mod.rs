@@ -152,6 +152,17 @@ impl ChatTemplate {
         ChatTemplate::compile(&Sources { default: source.to_owned(), tool_use: None }, tokens)
     }
 
+    /// Compiles a template that replaces the one of a model with this tokenizer.
+    ///
+    /// # Errors
+    /// If it is not a template.
+    pub fn of_source(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+        ChatTemplate::compile(
+            &Sources { default: source.to_owned(), tool_use: None },
+            special_tokens(tokenizer),
+        )
+    }
+
     /// Compiles the template of a GGUF file, if it has one; `path` is only used in messages.
     pub fn from_metadata(
         path: &Path,
@@ -165,11 +176,7 @@ impl ChatTemplate {
         };
         let Some(default) = text("tokenizer.chat_template")? else { return Ok(None) };
         let sources = Sources { default, tool_use: text("tokenizer.chat_template.tool_use")? };
-        let mut tokens = Vec::new();
-        for (name, token) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())] {
-            tokens.extend(token.map(|id| (name.to_owned(), tokenizer.token_text(id).into_owned())));
-        }
-        ChatTemplate::compile(&sources, tokens).map(Some).map_err(|e| at(path, e))
+        ChatTemplate::compile(&sources, special_tokens(tokenizer)).map(Some).map_err(|e| at(path, e))
     }
 
     /// Compiles the template of a model in any format, if it has one.
@@ -292,6 +299,12 @@ struct Sources {
     default: String,
     /// The template for conversations with tools.
     tool_use: Option<String>,
+}
+
+/// The texts of a tokenizer's special tokens, by their names in templates.
+fn special_tokens(tokenizer: &Tokenizer) -> Vec<(String, String)> {
+    let special = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())].into_iter();
+    special.filter_map(|(name, id)| Some((name.to_owned(), tokenizer.token_text(id?).into_owned()))).collect()
 }
 
 /// Turns a template's error into one about the file that it came from.

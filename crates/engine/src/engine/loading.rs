@@ -16,7 +16,7 @@ use crate::memory::{Pressure, Region};
 use crate::models::{Blueprint, Model};
 use crate::plan::Plan;
 
-/// Reports to the caller how many bytes are loaded.
+/// Reports to the caller how many bytes are loaded, and ends loading if the caller cancels it.
 pub(super) struct Progress<'a> {
     done: u64,
     total: u64,
@@ -31,11 +31,12 @@ impl Progress<'_> {
         Progress { done: 0, total: plan.dense + experts, options }
     }
 
-    fn add(&mut self, bytes: u64) {
+    fn add(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
         if let Some(report) = &self.options.progress {
             report(self.done, self.total);
         }
+        self.options.cancel.check()
     }
 }
 
@@ -56,7 +57,7 @@ impl DenseLoaded {
     /// Reads the dense weights.
     ///
     /// # Errors
-    /// If memory cannot be allocated, reading fails, or the device reports an error.
+    /// If memory cannot be allocated, reading fails, the device reports an error, or loading is cancelled.
     pub fn load(prospect: Prospect, options: &Options, progress: &mut Progress<'_>) -> Result<DenseLoaded> {
         let Prospect { model, blueprint, classes, plan, .. } = prospect;
         let threads = options.thread_count()?;
@@ -102,7 +103,7 @@ impl TiersReady {
     /// the last run.
     ///
     /// # Errors
-    /// If memory cannot be allocated, reading fails, or the device reports an error.
+    /// If memory cannot be allocated, reading fails, the device reports an error, or loading is cancelled.
     pub fn fill(loaded: DenseLoaded, options: &Options, progress: &mut Progress<'_>) -> Result<TiersReady> {
         let DenseLoaded { model, blueprint, classes, mut plan, threads, builder, dense, assistant } = loaded;
         let store_options = StoreOptions {
@@ -143,7 +144,7 @@ impl TiersReady {
         } else if plan.holds_all_experts() {
             executor.preload(&mut (0..store.experts()), &mut report)?;
             store.wait_for_pins();
-            executor.upload(&mut hottest.into_iter().flatten(), &mut |_| ())?;
+            executor.upload(&mut hottest.into_iter().flatten(), &mut |_| options.cancel.check())?;
         } else if let Some(hottest) = hottest {
             store.wait_for_pins();
             executor.upload(&mut hottest.iter().copied(), &mut report)?;

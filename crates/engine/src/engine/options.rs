@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backend::Precision;
+use crate::blocks::Cancel;
 use crate::error::{Error, Result};
 use crate::experts::policy::PolicyKind;
 use crate::experts::{Device, IoMethod};
@@ -67,6 +68,8 @@ pub struct Options {
     pub device: Option<Arc<dyn Device>>,
     /// Called with the bytes loaded so far and the total.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Ends the loading of the model on request, with [`Error::Cancelled`].
+    pub cancel: Cancel,
 }
 
 impl Default for Options {
@@ -87,6 +90,7 @@ impl Default for Options {
             heat: None,
             device: None,
             progress: None,
+            cancel: Cancel::default(),
         }
     }
 }
@@ -199,6 +203,13 @@ impl Options {
     #[must_use]
     pub fn progress(mut self, progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>) -> Options {
         self.progress = progress;
+        self
+    }
+
+    /// Sets [`cancel`](Self::cancel).
+    #[must_use]
+    pub fn cancel(mut self, cancel: &Cancel) -> Options {
+        self.cancel = cancel.clone();
         self
     }
 

@@ -217,7 +217,7 @@ impl Prospect {
     ///
     /// # Errors
     /// If memory cannot be allocated or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the
-    /// machine has.
+    /// machine has; [`Error::Cancelled`] if [`Options::cancel`] was requested.
     pub fn load(self, options: &Options) -> Result<Engine> {
         if let Some(memory) = options.memory {
             options.machine_now().check_budget(memory)?;

@@ -46,14 +46,18 @@ impl ExpertExecutor for CpuExecutor {
         &mut self.backend
     }
 
-    fn upload(&mut self, _: &mut dyn Iterator<Item = usize>, _: &mut dyn FnMut(u64)) -> Result<()> {
+    fn upload(
+        &mut self,
+        _: &mut dyn Iterator<Item = usize>,
+        _: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         Ok(())
     }
 
     fn preload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         self.store.preload(experts, progress)
     }

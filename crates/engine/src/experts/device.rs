@@ -72,7 +72,7 @@ impl ExpertStore {
         &self,
         experts: impl Iterator<Item = usize>,
         device: &mut dyn DeviceSlots,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         /// Experts requested at a time: enough to keep the drive busy.
         const AHEAD: usize = 128;
@@ -95,7 +95,7 @@ impl ExpertStore {
             {
                 let bytes: u64 = leases.iter().map(|lease| self.shared.expert_bytes(lease.number)).sum();
                 device.upload(leases)?;
-                progress(bytes);
+                progress(bytes)?;
             }
         }
         Ok(())

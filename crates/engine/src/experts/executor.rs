@@ -89,7 +89,7 @@ pub trait ExpertExecutor: Send {
     fn upload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()>;
 
     /// Reads experts into RAM before the first pass, in the given order, while slots are free. Skips experts that are
@@ -97,7 +97,7 @@ pub trait ExpertExecutor: Send {
     fn preload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()>;
 
     /// Lends slots in device memory to conversations as the ledger requested, and takes back those no longer needed.

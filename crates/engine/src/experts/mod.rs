@@ -352,7 +352,11 @@ impl ExpertStore {
     ///
     /// # Errors
     /// If reading fails.
-    pub fn preload(&self, experts: impl Iterator<Item = usize>, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    pub fn preload(
+        &self,
+        experts: impl Iterator<Item = usize>,
+        progress: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         /// Experts requested at a time: enough to keep the drive busy while `progress` runs.
         const AHEAD: usize = 32;
         let mut wanted: Vec<usize> = experts.collect();
@@ -373,7 +377,7 @@ impl ExpertStore {
             acquisition.uploads = false;
             while let Some(leases) = acquisition.next_ready()? {
                 for lease in leases {
-                    progress(self.shared.expert_bytes(lease.number));
+                    progress(self.shared.expert_bytes(lease.number))?;
                 }
             }
         }

@@ -186,18 +186,18 @@ impl Blueprint {
     /// tensor.
     ///
     /// # Errors
-    /// If reading or the backend fails.
+    /// If reading, the backend or `progress` fails.
     pub fn load_dense(
         &self,
         source: &dyn ByteSource,
         backend: &mut dyn Backend,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Arc<Region>> {
         let (places, end) = self.dense_places();
         let mut region = Region::new(end)?;
         for (range, place) in &places {
             source.read_exact_at(range.file, range.offset, &mut region[place.clone()])?;
-            progress(range.len as u64);
+            progress(range.len as u64)?;
         }
         let region = Arc::new(region);
         self.hand_over(&region, backend)?;

@@ -74,7 +74,7 @@ impl ExpertExecutor for FrailExecutor {
     fn upload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         self.executor.upload(experts, progress)
     }
@@ -82,7 +82,7 @@ impl ExpertExecutor for FrailExecutor {
     fn preload(
         &mut self,
         experts: &mut dyn Iterator<Item = usize>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         self.executor.preload(experts, progress)
     }

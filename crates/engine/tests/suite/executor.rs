@@ -121,7 +121,7 @@ fn executor(drive: &Arc<Drive>, slots: usize, resident: &[usize]) -> CpuExecutor
         backend.load(Weight::Matrix(matrix)).unwrap();
     }
     let mut executor = CpuExecutor::new(backend, store, true);
-    executor.preload(&mut resident.iter().copied(), &mut |_| ()).unwrap();
+    executor.preload(&mut resident.iter().copied(), &mut |_| Ok(())).unwrap();
     executor
 }
 

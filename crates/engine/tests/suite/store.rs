@@ -182,7 +182,12 @@ fn experts_that_were_preloaded_are_not_read_again() {
     let mut bytes = 0;
     // More experts than slots, and one twice.
     let wanted = [3, 3].into_iter().chain(8..LAYERS * EXPERTS);
-    store.preload(wanted, &mut |n| bytes += n).unwrap();
+    store
+        .preload(wanted, &mut |n| {
+            bytes += n;
+            Ok(())
+        })
+        .unwrap();
     assert_eq!(bytes, 10 * ROWS.iter().map(|rows| *rows as u64 * 4).sum::<u64>());
     let reads = drive.reads.load(SeqCst);
     check(&store, 0, &[3]).unwrap();
@@ -284,7 +289,7 @@ fn with_few_slots_a_tokens_misses_are_read_one_by_one_and_a_prompts_together() {
 #[test]
 fn the_store_works_without_slots_given_back_and_keeps_the_minimum() {
     let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
-    store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
+    store.preload(0..LAYERS * EXPERTS, &mut |_| Ok(())).unwrap();
     let mut acquisition = store.acquire(LayerIdx(3), &[ExpertIdx(7)], Access::Token);
     let lease = acquisition.next_ready().unwrap();
     // All but the two that a layer needs, and not the leased one.
@@ -302,7 +307,7 @@ fn the_store_works_without_slots_given_back_and_keeps_the_minimum() {
 
     assert_eq!(store.take_again(given), given);
     assert_eq!(store.take_again(u64::MAX), 0, "all are in use again");
-    store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
+    store.preload(0..LAYERS * EXPERTS, &mut |_| Ok(())).unwrap();
     let before = store.meters();
     for layer in SPARSE {
         check(&store, layer, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
@@ -315,7 +320,7 @@ fn the_store_works_without_slots_given_back_and_keeps_the_minimum() {
 #[test]
 fn relief_counts_what_was_in_memory() {
     let store = open(&Arc::new(Drive::default()), LAYERS * EXPERTS);
-    store.preload(0..LAYERS * EXPERTS, &mut |_| {}).unwrap();
+    store.preload(0..LAYERS * EXPERTS, &mut |_| Ok(())).unwrap();
     store.settle();
     let all = store.slot_bytes();
     let first = store.relieve(1);
@@ -342,7 +347,7 @@ fn a_picture_shows_where_experts_are_and_requests_since_the_last_one() {
     let drive = Arc::new(Drive::default());
     let store = open(&drive, 6);
     let sight = |place, asked| Sight { place, asked };
-    store.preload([0, 1].into_iter(), &mut |_| {}).unwrap();
+    store.preload([0, 1].into_iter(), &mut |_| Ok(())).unwrap();
     check(&store, 0, &[0]).unwrap();
 
     // Requests before the first picture do not count, and two observers do not affect each other.

@@ -1,0 +1,272 @@
+//! A loaded model.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use forebay_engine::{Cancel, Driver, DriverOptions, Engine, PrefixOptions, Prompter, Prospect, Result};
+use forebay_server::openai::{Answers, Endpoint};
+use pyo3::prelude::*;
+
+use crate::errors::{exception, failure, in_arguments};
+use crate::loading::{Arguments, Loading};
+use crate::openai::OpenAi;
+use crate::requests::{Asked, json};
+use crate::session::{Held, Session};
+use crate::stream::{Messenger, Stream};
+use crate::tokenizer::Tokenizer;
+use crate::values::{self, ExpertMeters, MemoryPlan};
+use crate::waiting::{wait, wait_looking};
+
+/// A loaded model.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct Model(Arc<Core>);
+
+/// What a model and its sessions share.
+pub struct Core {
+    /// The process that loaded the model. A fork of it has none of the threads that compute.
+    process: u32,
+    /// `None` after the model was closed.
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Clone)]
+struct Open {
+    driver: Driver,
+    /// Cancels the driver.
+    leave: Cancel,
+    messenger: Messenger,
+    sessions: Arc<Mutex<Vec<Weak<Held>>>>,
+}
+
+impl Core {
+    fn open(&self) -> PyResult<Open> {
+        if self.process != std::process::id() {
+            return Err(failure(
+                "the model was loaded by the process that this one was forked from: load it in this process",
+            ));
+        }
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.clone().ok_or_else(|| failure("the model is closed: load it again"))
+    }
+
+    /// The engine.
+    ///
+    /// # Errors
+    /// If the model is closed.
+    pub fn engine(&self) -> PyResult<Engine> {
+        Ok(self.open()?.driver.engine().clone())
+    }
+
+    /// Remembers a session, so that it ends with the model.
+    ///
+    /// # Errors
+    /// If the model is closed.
+    pub fn adopt(&self, session: &Arc<Held>) -> PyResult<()> {
+        let open = self.open()?;
+        let mut sessions = open.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|session| session.strong_count() > 0);
+        sessions.push(Arc::downgrade(session));
+        Ok(())
+    }
+
+    /// Ends what the model computes, and gives its memory back.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process != std::process::id() {
+            return Ok(());
+        }
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Open { driver, sessions, .. }) = open else { return Ok(()) };
+        driver.leave();
+        wait(py, &Cancel::default(), move || {
+            driver.join();
+            let sessions = std::mem::take(&mut *sessions.lock().unwrap_or_else(PoisonError::into_inner));
+            sessions.iter().filter_map(Weak::upgrade).for_each(|session| session.close());
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A fork's handles refer to threads that it does not have.
+        if self.process != std::process::id() {
+            std::mem::forget(self.open.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+impl Model {
+    fn ask(
+        &self,
+        py: Python<'_>,
+        endpoint: Endpoint,
+        body: &str,
+        grammar: Option<String>,
+    ) -> PyResult<Vec<Stream>> {
+        let open = self.0.open()?;
+        let asked = Asked::read(endpoint, body, grammar).map_err(exception)?;
+        let ask = move || -> Result<Vec<Stream>> {
+            let questions = asked.questions(open.driver.prompter())?;
+            let ask = |question| Stream::of(&open.driver, question, &open.leave, &open.messenger);
+            questions.into_iter().map(ask).collect()
+        };
+        wait(py, &Cancel::default(), ask)?.map_err(exception)
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Loads a model. While it loads, `progress` is called with the bytes that are loaded, and all.
+    /// `note` is called if the CPU computes instead of a GPU, with the reason.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        arguments: Arguments,
+        progress: Bound<'_, PyAny>,
+        note: Bound<'_, PyAny>,
+    ) -> PyResult<Model> {
+        let loading = Loading::new(arguments).map_err(exception)?;
+        let cancel = Cancel::default();
+        let bytes = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
+        let told = Arc::clone(&bytes);
+        let options = loading.options.clone().cancel(&cancel).progress(Some(Arc::new(move |done, total| {
+            told.0.store(done, Ordering::Relaxed);
+            told.1.store(total, Ordering::Relaxed);
+        })));
+        let work = move || {
+            let mut notes = Vec::new();
+            let open = |device| Engine::open(&path, &options.clone().device(device));
+            let (engine, _) = loading.device.load(loading.vram, |note| notes.push(note), open)?;
+            let open = start(&engine, &loading)?;
+            Ok((open, notes))
+        };
+        let look = |_: Python<'_>| {
+            let (done, total) = (bytes.0.load(Ordering::Relaxed), bytes.1.load(Ordering::Relaxed));
+            if total > 0 { progress.call1((done, total)).map(drop) } else { Ok(()) }
+        };
+        let (open, notes) = wait_looking(py, &cancel, work, look)?.map_err(exception)?;
+        for text in notes {
+            note.call1((in_arguments(&text),))?;
+        }
+        Ok(Model(Arc::new(Core { process: std::process::id(), open: Mutex::new(Some(open)) })))
+    }
+
+    /// Asks for the next message of a chat, with a body of OpenAI's API as JSON text, and perhaps a Lark grammar.
+    #[pyo3(signature = (body, grammar=None))]
+    fn chat(&self, py: Python<'_>, body: &str, grammar: Option<String>) -> PyResult<Stream> {
+        let mut streams = self.ask(py, Endpoint::Chat, body, grammar)?;
+        Ok(streams.remove(0))
+    }
+
+    /// Asks for the continuation of each prompt of such a body.
+    #[pyo3(signature = (body, grammar=None))]
+    fn complete(&self, py: Python<'_>, body: &str, grammar: Option<String>) -> PyResult<Vec<Stream>> {
+        self.ask(py, Endpoint::Completions, body, grammar)
+    }
+
+    /// Answers such a body in the form of OpenAI's API.
+    fn openai(&self, py: Python<'_>, model: String, body: &str) -> PyResult<OpenAi> {
+        let open = self.0.open()?;
+        let body = json(body).map_err(exception)?;
+        let ask = move || Answers::ask(&open.driver, &model, Endpoint::Chat, body);
+        Ok(OpenAi::of(wait(py, &Cancel::default(), ask)?.map_err(exception)?))
+    }
+
+    /// An empty session.
+    fn session(&self) -> PyResult<Session> {
+        Session::of(&self.0, self.0.engine()?.session())
+    }
+
+    /// Reads a session from a file.
+    fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Session> {
+        let engine = self.0.engine()?;
+        let load = move || forebay_engine::Session::load(&engine, &path);
+        Session::of(&self.0, wait(py, &Cancel::default(), load)?.map_err(exception)?)
+    }
+
+    /// The tokenizer.
+    #[getter]
+    fn tokenizer(&self) -> Tokenizer {
+        Tokenizer::of(&self.0)
+    }
+
+    /// What the expert store has counted.
+    fn meters(&self) -> PyResult<ExpertMeters> {
+        Ok(ExpertMeters::of(&self.0.engine()?.meters()))
+    }
+
+    /// The memory in use: tier, purpose, bytes.
+    fn memory(&self) -> PyResult<Vec<(&'static str, &'static str, u64)>> {
+        Ok(values::memory(&self.0.engine()?))
+    }
+
+    /// How memory is divided.
+    #[getter]
+    fn plan(&self) -> PyResult<MemoryPlan> {
+        Ok(MemoryPlan::of(self.0.engine()?.plan()))
+    }
+
+    /// The context length in tokens.
+    #[getter]
+    fn context(&self) -> PyResult<usize> {
+        Ok(self.0.engine()?.context())
+    }
+
+    /// The number of logits.
+    #[getter]
+    fn vocab_size(&self) -> PyResult<usize> {
+        Ok(self.0.engine()?.vocab_size())
+    }
+
+    /// What computes, in words.
+    #[getter]
+    fn backend(&self) -> PyResult<String> {
+        Ok(self.0.engine()?.backend_name())
+    }
+
+    /// Whether the model was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Ends all answers and sessions, and gives the memory back.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.close(py)
+    }
+}
+
+/// Starts what answers requests.
+fn start(engine: &Engine, loading: &Loading) -> Result<Open> {
+    let leave = Cancel::default();
+    let mut options = DriverOptions::new(loading.parallel);
+    options.leave = leave.clone();
+    if loading.prefix_cache {
+        options.crowd.prefixes = Some(PrefixOptions::new(engine, None));
+    }
+    options.prompter = Some(Prompter::new(engine).with_template(loading.template(engine)?));
+    let (driver, messenger) = (Driver::start(engine, options)?, Messenger::start()?);
+    Ok(Open { driver, leave, messenger, sessions: Arc::default() })
+}
+
+/// How memory would be divided: the plan, the least memory that suffices, and the least that holds all experts.
+#[pyfunction]
+pub fn plan(py: Python<'_>, path: PathBuf, arguments: Arguments) -> PyResult<(MemoryPlan, u64, u64)> {
+    let loading = Loading::new(arguments).map_err(exception)?;
+    let plan = move || {
+        let planned = loading.device.load(
+            loading.vram,
+            |_| (),
+            |device| {
+                let options = loading.options.clone().device(device);
+                let prospect = Prospect::new(&path, &options)?;
+                let (least, all) = (prospect.least_memory(&options)?, prospect.memory_for_all(&options)?);
+                Ok((prospect.plan().clone(), least, all))
+            },
+        );
+        planned.map(|(planned, _)| planned)
+    };
+    let (plan, least, all) = wait(py, &Cancel::default(), plan)?.map_err(exception)?;
+    Ok((MemoryPlan::of(&plan), least, all))
+}
