@@ -18,10 +18,10 @@ use exceptions::{BudgetError, Cancelled, ContextError, FileError, ForebayError, 
 const ARGUMENTS: [(&str, &str); 6] = [
     ("Options::device = None", "device=\"cpu\""),
     ("Options::io = IoMethod::Pool", "io=\"pool\""),
-    ("Options::expert_memory", "expert_memory"),
-    ("Options::memory", "memory"),
-    ("Options::context", "context"),
-    ("the device's memory limit", "vram"),
+    ("Options::expert_memory", "expert_memory="),
+    ("Options::memory", "memory="),
+    ("Options::context", "context="),
+    ("the device's memory limit", "vram="),
 ];
 
 /// A message of the engine, in terms of arguments.

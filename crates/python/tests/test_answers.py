@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 import forebay
-from conftest import PROMPT
+from conftest import DEMO, PROMPT, ROOT
 
 
 def test_a_continued_text_has_the_tokens_of_the_program(llm, program):
@@ -90,7 +90,9 @@ TOOLS = [
 ]
 
 
-def test_tools_are_called(llm):
+def test_tools_are_called():
+    template = (ROOT / "tools" / "clients" / "tools.jinja").read_text()
+    llm = forebay.Model(DEMO, device="cpu", chat_template=template)
     messages = [{"role": "user", "content": "Look at the cat."}]
     options = {"tools": TOOLS, "temperature": 0, "max_tokens": 100}
     answer = llm.chat(messages, tool_choice="required", parallel_tool_calls=False, **options)

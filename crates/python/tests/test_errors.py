@@ -24,7 +24,7 @@ def test_a_model_that_is_not_there(tmp_path):
 
 def test_a_budget_that_cannot_work():
     for make in (forebay.Model, forebay.plan):
-        with pytest.raises(forebay.BudgetError, match="raise memory") as error:
+        with pytest.raises(forebay.BudgetError, match="more memory with memory=") as error:
             make(DEMO, memory="30M", device="cpu")
         assert error.value.need > error.value.have == 30 << 20
         assert "Options" not in str(error.value)
@@ -83,7 +83,7 @@ def test_options_that_do_not_exist(llm):
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": ""}, "stop"),
         ({"schema": {"type": "cat"}}, "json_schema"),
-        ({"grammar": "start:"}, "grammar"),
+        ({"grammar": "start: ("}, "grammar"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"logit_bias": {-1: 0}}, "logit_bias"),
@@ -222,7 +222,8 @@ def test_a_closed_model_gives_its_memory_back():
     kept = [load()]
     before = resident()
     kept += [load() for _ in range(10)]
-    assert resident() - before < 8 << 20
+    # Each has more than 20 MiB while it is open.
+    assert resident() - before < 64 << 20
 
 
 def test_a_program_that_ends_while_the_model_computes():

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from forebay._memory import Meters
 
-FinishReason = Literal["stop", "calls", "length", "cancelled"]
-
 
 @dataclass(frozen=True)
 class Logprob:
@@ -108,7 +106,7 @@ class Answer:
     """The text. In a chat it has neither reasoning nor calls; see message."""
     tokens: list[int]
     """All tokens that were generated, without the one that ends the answer."""
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "calls", "length", "cancelled"]
     """"stop" if the model ended the answer or a stop text occurred, "calls" if it called tools, "length" if the answer
     reached its limit or the context is full, "cancelled" if it was cancelled."""
     stats: Stats

@@ -166,8 +166,9 @@ class Model:
             self._native = _native.Model(path, arguments, lambda done, total: show("loading", done, total), _warn)
         _open_models.add(self)
 
+    # A text is a sequence of texts, too, but it is one prompt.
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[AnswerOptions]
     ) -> Answer: ...
     @overload
@@ -248,7 +249,7 @@ class Model:
         >>> from pydantic import BaseModel
         >>> class Pet(BaseModel):
         ...     cat: bool
-        >>> answer = llm.chat("Name a pet.", schema=Pet)
+        >>> answer = llm.chat("Name a pet.", schema=Pet, temperature=0)
         >>> type(Pet.model_validate_json(answer.text).cat)
         <class 'bool'>
         """
@@ -382,7 +383,11 @@ class Model:
         return self._native.chat(*_request(ChatOptions, options, fields))
 
     def _complete(self, prompt: Prompt | Sequence[Prompt], options: AnswerOptions) -> list[_native.Stream]:
-        prompts = [part if isinstance(part, str) else list(map(index, part)) for part in _prompts(prompt)]
+        prompts: list[Any] = [part if isinstance(part, str) else list(map(index, part)) for part in _prompts(prompt)]
+        if len({type(part) for part in prompts}) > 1:
+            # A request has texts or tokens.
+            encode = self.tokenizer.encode
+            prompts = [encode(part, special=True) if isinstance(part, str) else part for part in prompts]
         return self._native.complete(*_request(AnswerOptions, options, {"prompt": prompts}))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, final
 
-from typing_extensions import Buffer
+__all__ = ["Logits", "Model", "OpenAi", "Session", "Stream", "Tokenizer", "locate", "plan"]
 
 @final
 class Model:
@@ -73,9 +73,9 @@ class Session:
     ) -> None: ...
 
 @final
-class Logits(Buffer):
+class Logits:
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> float: ...
+    def __getitem__(self, index: int, /) -> float: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final

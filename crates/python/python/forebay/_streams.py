@@ -34,9 +34,9 @@ class Stream:
     >>> llm = forebay.Model()
     >>> for piece in llm.chat("Tell me a story about a cat.", stream=True, temperature=0):
     ...     print(piece, end="|")
-    ...     if "cat" in str(piece):
+    ...     if "girl" in str(piece):
     ...         break
-    Once| upon| a| time|,| there| was| a| little| cat|
+    One| day|,| a| little| girl|
     """
 
     def __init__(self, native: _native.Stream) -> None:
@@ -99,7 +99,7 @@ class AsyncStream:
     ...     async for piece in llm.achat("Tell me a story about a cat.", stream=True, temperature=0, max_tokens=4):
     ...         print(piece, end="|")
     >>> asyncio.run(story(forebay.Model()))
-    Once| upon| a| time|
+    One| day|,| a|
     """
 
     def __init__(self, ask: Callable[[], _native.Stream]) -> None:
