@@ -200,24 +200,15 @@ impl ComputeArgs {
 
     /// As [`load`](Self::load), and tells the GPU that has it, if one does.
     pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Arc<Cuda>>)> {
+        let why = |text: String| eprintln!("{}", in_flags(&text));
         let open = |device| self.open(path, context, device);
-        let Some(gpu) = self.device.open()?.map(Arc::new) else {
-            if self.device.cpu_experts {
-                device::note("--cpu-experts has no effect: all experts are computed on the CPU.");
-            }
-            return Ok((open(None)?, None));
-        };
-        match open(Some(gpu.clone())) {
-            Err(error) if self.device.may_fall_back(&error) => {
-                eprintln!("Running on the CPU instead of {}: {}", gpu.name(), in_flags(&error.to_string()));
-                Ok((open(None)?, None))
-            }
-            other => {
-                let engine = other?;
-                device::note(&format!("Running on {}.", engine.backend_name()));
-                Ok((engine, Some(gpu)))
-            }
+        let (engine, gpu) = self.device.choice().load(self.device.vram, why, open)?;
+        if gpu.is_some() {
+            device::note(&format!("Running on {}.", engine.backend_name()));
+        } else if self.device.cpu_experts {
+            device::note("--cpu-experts has no effect: all experts are computed on the CPU.");
         }
+        Ok((engine, gpu))
     }
 
     fn open(
@@ -254,7 +245,7 @@ impl ComputeArgs {
             .policy(self.policy)
             .prefetch(self.prefetch)
             .cpu_experts(self.device.cpu_experts)
-            .heat(if self.heat { cache_folder("heat") } else { None })
+            .heat(if self.heat { forebay_hub::cache_folder("heat") } else { None })
             .caller(self.open_requests as u64 * OPEN_REQUEST)
     }
 
@@ -438,11 +429,4 @@ pub fn read_stdin() -> Result<String> {
         eprintln!("Type the text, then Ctrl-D on a line of its own.");
     }
     read_to_string(stdin()).context("cannot read standard input")
-}
-
-/// Where something is remembered from run to run; nowhere, if there is no home.
-pub fn cache_folder(what: &str) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    Some(cache.or_else(|| set("LOCALAPPDATA"))?.join("forebay").join(what))
 }

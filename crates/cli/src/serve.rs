@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::args::{LoadArgs, ModelArgs, SamplingArgs, cache_folder, read_text};
+use crate::args::{LoadArgs, ModelArgs, SamplingArgs, read_text};
 use crate::config::SHOW_SETTINGS;
 use crate::errors::in_flags;
 use crate::output::print;
@@ -182,7 +182,7 @@ impl ServeArgs {
 
     fn prefixes(&self, engine: &Engine) -> Option<PrefixOptions> {
         let folder = match self.prefix_cache {
-            Keeping::OnDisk => cache_folder("prefixes"),
+            Keeping::OnDisk => forebay_hub::cache_folder("prefixes"),
             Keeping::InMemory => None,
             Keeping::Nowhere => return None,
         };

@@ -629,4 +629,13 @@ mod tests {
         let message = Plan { kv: 0, ..plan() }.refusal(1 << 30, 5).to_string();
         assert!(message.ends_with("raise Options::expert_memory to at least 1.0 GiB"), "{message}");
     }
+
+    #[test]
+    fn limits_for_experts_are_bytes_or_percent() {
+        let read = |s: &str| s.parse::<ExpertMemory>();
+        assert_eq!(read("30%").unwrap(), ExpertMemory::Percent(30.0));
+        assert_eq!(read("4M").unwrap(), ExpertMemory::Bytes(4 << 20));
+        assert!(read("101%").is_err());
+        assert_eq!(read("6").unwrap_err().to_string(), Bytes::of_memory("6").unwrap_err().to_string());
+    }
 }

@@ -22,15 +22,20 @@ pub fn demo() -> Result<PathBuf> {
     if checkout.is_file() {
         return Ok(checkout);
     }
-    let folder = match cache_folder(|name| std::env::var_os(name)) {
+    let folder = match user_folder(|name| std::env::var_os(name)) {
         Some(folder) => folder,
         None => private_folder(&std::env::temp_dir())?,
     };
     extract(&folder).with_context(|| format!("cannot write the demo model to {}", folder.display()))
 }
 
+/// Where something is kept from run to run, such as `heat`; `None` without a home folder.
+pub fn cache_folder(what: &str) -> Option<PathBuf> {
+    Some(user_folder(|name| std::env::var_os(name))?.join(what))
+}
+
 /// The user's folder for caches; `None` without a home folder.
-fn cache_folder(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn user_folder(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| environment(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let caches = variable("XDG_CACHE_HOME")
         .or_else(|| variable("LOCALAPPDATA"))
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn the_cache_is_where_the_user_keeps_caches() {
         let folder = |set: &[(&str, &str)]| {
-            cache_folder(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+            user_folder(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
         };
         let home = ("HOME", "/home/me");
         let is = |path: &str| Some(PathBuf::from(path));

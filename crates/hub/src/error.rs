@@ -41,7 +41,7 @@ impl Error {
     }
 
     /// The error with its causes, on one line.
-    pub(crate) fn in_full(&self) -> String {
+    pub fn in_full(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {

@@ -50,7 +50,7 @@ pub use self::choice::{File, Variant, list};
 use self::choice::{Undecided, choose, variants};
 pub use self::client::Client;
 use self::client::Listing;
-pub use self::demo::demo;
+pub use self::demo::{cache_folder, demo};
 use self::error::{Context, bail, failure};
 pub use self::error::{Error, Result};
 use self::header::Shell;

@@ -1,5 +1,7 @@
 //! Converts the engine's errors to exceptions.
 
+use std::path::Path;
+
 use forebay_engine::Error;
 use pyo3::PyErr;
 
@@ -32,6 +34,14 @@ pub fn in_arguments(message: &str) -> String {
 /// The exception for an error.
 pub fn exception(error: Error) -> PyErr {
     about(error, None)
+}
+
+/// The exception for a model that cannot be found or downloaded.
+pub fn hub_exception(error: forebay_hub::Error, model: Option<&Path>) -> PyErr {
+    match error {
+        forebay_hub::Error::Engine(error) => exception(error),
+        error => FileError::new_err((error.in_full(), model.unwrap_or(Path::new("")).display().to_string())),
+    }
 }
 
 /// The exception for something that is wrong with the package's own state.

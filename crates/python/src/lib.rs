@@ -10,6 +10,7 @@ mod hub;
 mod loading;
 mod model;
 mod openai;
+mod progress;
 mod requests;
 mod session;
 mod stream;

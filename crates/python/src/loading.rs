@@ -1,6 +1,5 @@
 //! How a model is to be loaded, as Python says it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_cuda::DeviceChoice;
@@ -23,7 +22,7 @@ pub struct Arguments {
     io: String,
     policy: String,
     prefetch: bool,
-    heat: Option<PathBuf>,
+    heat: bool,
     parallel: usize,
     prefix_cache: bool,
     chat_template: Option<String>,
@@ -91,7 +90,7 @@ impl Loading {
             .io(arguments.io.parse().map_err(about("io"))?)
             .policy(policy)
             .prefetch(arguments.prefetch)
-            .heat(arguments.heat);
+            .heat(if arguments.heat { forebay_hub::cache_folder("heat") } else { None });
         Ok(Loading {
             device: arguments.device.parse().map_err(about("device"))?,
             vram: memory("vram", &arguments.vram)?,

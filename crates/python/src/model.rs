@@ -1,16 +1,16 @@
 //! A loaded model.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_engine::{Cancel, Driver, DriverOptions, Engine, PrefixOptions, Prompter, Prospect, Result};
 use forebay_server::openai::{Answers, Endpoint};
 use pyo3::prelude::*;
 
-use crate::errors::{exception, failure, in_arguments};
+use crate::errors::{exception, failure, hub_exception, in_arguments};
 use crate::loading::{Arguments, Loading};
 use crate::openai::OpenAi;
+use crate::progress::Progress;
 use crate::requests::{Asked, json};
 use crate::session::{Held, Session};
 use crate::stream::{Messenger, Stream};
@@ -128,12 +128,10 @@ impl Model {
     ) -> PyResult<Model> {
         let loading = Loading::new(arguments).map_err(exception)?;
         let cancel = Cancel::default();
-        let bytes = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
-        let told = Arc::clone(&bytes);
-        let options = loading.options.clone().cancel(&cancel).progress(Some(Arc::new(move |done, total| {
-            told.0.store(done, Ordering::Relaxed);
-            told.1.store(total, Ordering::Relaxed);
-        })));
+        let bytes = Progress::default();
+        let told = bytes.clone();
+        let report = Arc::new(move |done, total| told.set(done, total));
+        let options = loading.options.clone().cancel(&cancel).progress(Some(report));
         let work = move || {
             let mut notes = Vec::new();
             let open = |device| Engine::open(&path, &options.clone().device(device));
@@ -141,10 +139,7 @@ impl Model {
             let open = start(&engine, &loading)?;
             Ok((open, notes))
         };
-        let look = |_: Python<'_>| {
-            let (done, total) = (bytes.0.load(Ordering::Relaxed), bytes.1.load(Ordering::Relaxed));
-            if total > 0 { progress.call1((done, total)).map(drop) } else { Ok(()) }
-        };
+        let look = |_: Python<'_>| bytes.tell(&progress);
         let (open, notes) = wait_looking(py, &cancel, work, look)?.map_err(exception)?;
         for text in notes {
             note.call1((in_arguments(&text),))?;
@@ -250,23 +245,34 @@ fn start(engine: &Engine, loading: &Loading) -> Result<Open> {
     Ok(Open { driver, leave, messenger, sessions: Arc::default() })
 }
 
-/// How memory would be divided: the plan, the least memory that suffices, and the least that holds all experts.
+/// How memory would be divided: the plan, the least memory that suffices, and the least that holds all experts. Of a model
+/// of the hub that is not here only a few megabytes are downloaded.
 #[pyfunction]
-pub fn plan(py: Python<'_>, path: PathBuf, arguments: Arguments) -> PyResult<(MemoryPlan, u64, u64)> {
+pub fn plan(
+    py: Python<'_>,
+    model: Option<PathBuf>,
+    arguments: Arguments,
+) -> PyResult<(MemoryPlan, u64, u64)> {
     let loading = Loading::new(arguments).map_err(exception)?;
-    let plan = move || {
+    let asked = model.clone();
+    let plan = move || -> forebay_hub::Result<_> {
+        let sight = match &model {
+            Some(model) => forebay_hub::sight(model, &Progress::default())?,
+            None => forebay_hub::sight(&forebay_hub::demo()?, &Progress::default())?,
+        };
         let planned = loading.device.load(
             loading.vram,
             |_| (),
             |device| {
                 let options = loading.options.clone().device(device);
-                let prospect = Prospect::new(&path, &options)?;
+                let prospect = Prospect::new(&sight.path, &options)?;
                 let (least, all) = (prospect.least_memory(&options)?, prospect.memory_for_all(&options)?);
                 Ok((prospect.plan().clone(), least, all))
             },
         );
-        planned.map(|(planned, _)| planned)
+        Ok(planned?.0)
     };
-    let (plan, least, all) = wait(py, &Cancel::default(), plan)?.map_err(exception)?;
+    let planned = wait(py, &Cancel::default(), plan)?;
+    let (plan, least, all) = planned.map_err(|error| hub_exception(error, asked.as_deref()))?;
     Ok((MemoryPlan::of(&plan), least, all))
 }

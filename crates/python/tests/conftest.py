@@ -15,6 +15,15 @@ DEMO = ROOT / "models" / "tales-qwen3moe-Q4_K_M.gguf"
 PROMPT = "Once upon a time, in a big house by the sea, there lived"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def folders(tmp_path_factory):
+    """Keeps tests out of the user's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "HF_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name)))
+        yield
+
+
 @pytest.fixture(scope="session")
 def llm():
     with forebay.Model(DEMO, device="cpu") as model:

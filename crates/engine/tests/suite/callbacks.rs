@@ -296,3 +296,28 @@ fn a_meter_shows_what_a_cancelled_prompt_kept_and_goes_on_from_there() {
         assert_eq!((progress.done, progress.total, progress.time_left()), (20.0, 20, Some(Duration::ZERO)));
     });
 }
+
+#[test]
+fn loading_ends_where_it_is_cancelled() {
+    let model = data("golden/qwen3moe.gguf");
+    let load = |most: usize| {
+        let (cancel, calls) = (Cancel::default(), Arc::new(AtomicUsize::new(0)));
+        let (stop, count) = (cancel.clone(), Arc::clone(&calls));
+        let report = Arc::new(move |_, _| {
+            if count.fetch_add(1, Ordering::Relaxed) + 1 == most {
+                stop.cancel();
+            }
+        });
+        let options = Options::new().threads(1).cancel(&cancel).progress(Some(report));
+        let loaded = Engine::open(&model, &options);
+        (loaded, calls.load(Ordering::Relaxed))
+    };
+    let (loaded, all) = load(usize::MAX);
+    loaded.unwrap();
+    // Among the dense weights, and among the experts.
+    for place in [1, 3, all - 2] {
+        let (loaded, calls) = load(place);
+        assert!(matches!(loaded.err(), Some(Error::Cancelled)));
+        assert_eq!(calls, place);
+    }
+}

@@ -55,8 +55,8 @@ class LoadOptions(TypedDict, total=False):
     """Which expert leaves memory when another one needs the space."""
     prefetch: bool
     """Whether experts that are probably needed next are read while the drive is idle."""
-    heat: Path | None
-    """A folder for files that record which experts were used most, so that these are loaded first at the next start."""
+    heat: bool
+    """Whether it is recorded in the user's cache which experts are used most, so that these are loaded first next time."""
     parallel: int
     """The most answers that are computed at once; others wait. By default 32."""
     prefix_cache: bool
@@ -130,7 +130,7 @@ _LOAD_DEFAULTS: LoadOptions = {
     "io": "auto",
     "policy": "forecast",
     "prefetch": True,
-    "heat": None,
+    "heat": True,
     "parallel": 32,
     "prefix_cache": True,
     "chat_template": None,
@@ -394,13 +394,14 @@ class Model:
 def plan(model: Path | None = None, **options: Unpack[LoadOptions]) -> Plan:
     """How memory would be divided, before a model is loaded.
 
+    Of a model of the hub that is not here, only the header is downloaded.
+
     >>> import forebay as fb
     >>> plan = fb.plan(memory="1G")
     >>> plan.streams, plan.least_memory < plan.memory_for_all < 1 << 30
     (False, True)
     """
-    _, path = _native.locate(_path(model), lambda done, total: None)
-    fields, least, everything = _native.plan(path, _load_arguments(options))
+    fields, least, everything = _native.plan(_path(model), _load_arguments(options))
     return plan_of(fields, least, everything)
 
 
