@@ -30,12 +30,13 @@ pub struct Core {
     open: Mutex<Option<Open>>,
 }
 
+/// What computes for a model.
 #[derive(Clone)]
-struct Open {
-    driver: Driver,
+pub struct Open {
+    pub driver: Driver,
     /// Cancels the driver.
-    leave: Cancel,
-    messenger: Messenger,
+    pub leave: Cancel,
+    pub messenger: Messenger,
     sessions: Arc<Mutex<Vec<Weak<Held>>>>,
 }
 
@@ -103,11 +104,11 @@ impl Model {
         body: &str,
         grammar: Option<String>,
     ) -> PyResult<Vec<Stream>> {
-        let open = self.0.open()?;
+        let (model, open) = (Arc::clone(&self.0), self.0.open()?);
         let asked = Asked::read(endpoint, body, grammar).map_err(exception)?;
         let ask = move || -> Result<Vec<Stream>> {
             let questions = asked.questions(open.driver.prompter())?;
-            let ask = |question| Stream::of(&open.driver, question, &open.leave, &open.messenger);
+            let ask = |question| Stream::of(&model, &open, question);
             questions.into_iter().map(ask).collect()
         };
         wait(py, &Cancel::default(), ask)?.map_err(exception)

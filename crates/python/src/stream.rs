@@ -7,10 +7,11 @@ use std::thread;
 
 use forebay_engine::conversation::Draft;
 use forebay_engine::driver::Ticket;
-use forebay_engine::{Cancel, Driver, Engine, Error, PromptMeter, Question, ReplyEvent, Result};
+use forebay_engine::{Cancel, Engine, Error, PromptMeter, Question, ReplyEvent, Result};
 use pyo3::prelude::*;
 
 use crate::errors::exception;
+use crate::model::{Core, Open};
 use crate::values;
 use crate::waiting::LOOK;
 
@@ -19,6 +20,8 @@ use crate::waiting::LOOK;
 pub struct Stream {
     inbox: Arc<Inbox>,
     messenger: Messenger,
+    /// The model lives as long as its answers.
+    _model: Arc<Core>,
 }
 
 /// The events of an answer that nobody has read yet.
@@ -52,14 +55,17 @@ enum Next {
 }
 
 impl Stream {
-    /// Asks a driver. `leave` is what cancels the driver.
-    pub fn of(driver: &Driver, question: Question, leave: &Cancel, messenger: &Messenger) -> Result<Stream> {
+    /// Asks a model.
+    ///
+    /// # Errors
+    /// As [`Driver::ask`](forebay_engine::Driver::ask).
+    pub fn of(model: &Arc<Core>, open: &Open, question: Question) -> Result<Stream> {
         let inbox = Arc::new(Inbox::default());
-        let engine = driver.engine().clone();
-        let mut teller = Teller { inbox: Arc::clone(&inbox), engine, leave: leave.clone(), ended: false };
-        let ticket = driver.ask_telling(question, move |event| teller.tell(event))?;
+        let (engine, leave) = (open.driver.engine().clone(), open.leave.clone());
+        let mut teller = Teller { inbox: Arc::clone(&inbox), engine, leave, ended: false };
+        let ticket = open.driver.ask_telling(question, move |event| teller.tell(event))?;
         inbox.lock().ticket = Some(ticket);
-        Ok(Stream { inbox, messenger: messenger.clone() })
+        Ok(Stream { inbox, messenger: open.messenger.clone(), _model: Arc::clone(model) })
     }
 }
 

@@ -44,6 +44,13 @@ def test_pieces_are_parts_of_the_whole_answer(llm):
     assert list(stream) == [] and stream.whole() == stream.answer
 
 
+def test_a_model_lives_as_long_as_its_answers():
+    stream = forebay.Model(DEMO, device="cpu").generate(PROMPT, max_tokens=30, ignore_eos=True, stream=True)
+    assert len(stream.whole().tokens) == 30
+    session = forebay.Model(DEMO, device="cpu").session()
+    assert session.extend([1, 2, 3]) == (0, 3)
+
+
 def test_a_conversation_is_not_computed_again(llm):
     messages = [{"role": "user", "content": "Tell me a story about a bear and a fish, please."}]
     messages.append(llm.chat(messages, max_tokens=20).message)

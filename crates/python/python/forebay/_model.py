@@ -198,7 +198,12 @@ class Model:
             [native] = self._complete(prompt, options)
             return Stream(native)
         streams = [Stream(native) for native in self._complete(prompt, options)]
-        answers = [stream.whole() for stream in streams]
+        try:
+            answers = [stream.whole() for stream in streams]
+        finally:
+            # After Ctrl-C the traceback may refer to them for long.
+            for one in streams:
+                one.close()
         return answers if _is_several(prompt) else answers[0]
 
     @overload
