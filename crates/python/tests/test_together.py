@@ -49,24 +49,6 @@ def test_a_session_is_used_by_several_threads(llm):
     assert session.tokens == tokens
 
 
-def test_the_interpreter_runs_while_the_model_computes(llm):
-    """A thread that computes must not keep others from running."""
-    stream = llm.generate("Once upon a time", max_tokens=200, ignore_eos=True, stream=True)
-    counted = 0
-    done = threading.Event()
-
-    def drain():
-        stream.whole()
-        done.set()
-
-    thread = threading.Thread(target=drain)
-    thread.start()
-    while not done.is_set():
-        counted += 1
-    thread.join()
-    assert counted > 1000
-
-
 def test_tasks_at_once(llm, alone):
     async def ask(prompt):
         stream = llm.achat(prompt, max_tokens=24, temperature=0, stream=True)
