@@ -1,5 +1,7 @@
 //! Hashes of bytes, the same on every machine and in every version.
 
+use std::ops::Range;
+
 use crate::format::ModelFile;
 
 /// FNV-1a with 128 bits, for names that must not collide by chance.
@@ -30,6 +32,12 @@ impl Fnv {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
+    }
+
+    /// Goes on with a range.
+    pub(crate) fn add_range(&mut self, range: &Range<usize>) {
+        self.add(&(range.start as u64).to_le_bytes());
+        self.add(&(range.end as u64).to_le_bytes());
     }
 
     /// A model's table of tensors.

@@ -163,6 +163,7 @@
 
 mod backend;
 mod blocks;
+mod chain;
 pub mod chat;
 pub mod conversation;
 pub mod driver;
@@ -179,11 +180,13 @@ mod memory;
 mod models;
 pub mod plan;
 mod session;
+mod stage;
 mod synth;
 pub mod tokenizer;
 
 pub use backend::{Best, Logits, Precision};
 pub use blocks::{Cancel, PromptMeter, PromptProgress};
+pub use chain::{Lost, Transport};
 pub use conversation::{Chat, ChatRequest, Prompter, Question, Reply, ReplyEvent};
 pub use driver::crowd::{Crowd, CrowdOptions, Listener};
 pub use driver::prefix::{PrefixMeters, PrefixOptions};
@@ -198,8 +201,10 @@ pub use generate::grammar::Grammar;
 pub use generate::sampler::{SamplingOverrides, SamplingParams, Scored};
 pub use generate::{Answer, Event, FinishReason, Request, Stats};
 pub use memory::{Hold, Machine, MemoryEntry, MemoryTier, Purpose};
+pub use models::Span;
 pub use plan::{ExpertMemory, Plan};
 pub use session::{AllLogits, Extended, Routed, RoutedWatch, Session, Step, Turn};
+pub use stage::{Stage, StageHost, StageSession, StageTurn};
 
 /// A token of a model's vocabulary.
 ///

@@ -355,7 +355,7 @@ impl Plan {
         // For these slots cannot give memory back; but a model that runs without them is not refused for them.
         let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
         let requests = (budget / 64).min(256 << 20);
-        plan.requests = (likely_bytes(blueprint.model.head().vocab() as u64) + requests).min(most);
+        plan.requests = (likely_bytes(blueprint.model.vocab() as u64) + requests).min(most);
         let room = budget.saturating_sub(plan.fixed()).min(limit);
         match classes.divide(room) {
             Some(slots) if plan.fixed() <= budget => {

@@ -8,7 +8,7 @@ mod sequences;
 
 use std::sync::Arc;
 
-use bytemuck::cast_slice_mut;
+use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::{
     Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix,
@@ -206,7 +206,7 @@ impl Backend for CudaBackend {
             }
             Weight::Vector(values) => {
                 let there = self.gpu.allocate(values.len() * 4, "dense weights")?;
-                self.gpu.write(there.address(), bytemuck::cast_slice(&values))?;
+                self.gpu.write(there.address(), cast_slice(&values))?;
                 self.vectors.push((there, values.len()));
             }
         }
@@ -360,6 +360,15 @@ impl Backend for CudaBackend {
     fn submit(&mut self) -> Result<()> {
         self.flush()?;
         self.recorder.submit()
+    }
+
+    fn write(&mut self, x: Buf, values: &[f32]) -> Result<()> {
+        assert_eq!(values.len(), self.rows * x.width());
+        // Operations that were called before may still use the buffer.
+        self.submit()?;
+        // It starts from its own memory, as in `embed`.
+        self.moved = self.moved.filter(|&moved| moved != x.index());
+        self.gpu.write(self.at(x), cast_slice(values))
     }
 
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {

@@ -138,6 +138,9 @@ pub trait Backend: Send {
         Ok(())
     }
 
+    /// Copies rows from RAM to a buffer.
+    fn write(&mut self, x: Buf, values: &[f32]) -> Result<()>;
+
     /// Copies a buffer's rows to RAM.
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()>;
 

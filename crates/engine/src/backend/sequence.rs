@@ -28,12 +28,16 @@ pub struct Batch<'a> {
     pub tokens: &'a [TokenId],
     /// `[rows]` Each token's position in its sequence.
     pub positions: &'a [u32],
+    /// `[rows, hidden]` The hidden states that the stage before computed; `None` in the first stage.
+    pub stream: Option<&'a [f32]>,
     /// The sequences that the tokens belong to.
     pub sequences: &'a mut [Sequence<'a>],
 }
 
 /// The KV caches and recurrent states of one sequence in all layers.
 pub struct SequenceState {
+    /// The model's layer that is the first one here.
+    first: usize,
     layers: Vec<Box<dyn LayerState>>,
     len: usize,
     /// Positions that all layers can go back to, ascending. Those above `len` are still to be computed.
@@ -43,10 +47,10 @@ pub struct SequenceState {
 }
 
 impl SequenceState {
-    /// An empty state for layers of these shapes.
-    pub(crate) fn new(shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
+    /// An empty state for layers of these shapes, from layer `first` on.
+    pub(crate) fn new(first: usize, shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
         let layers = shapes.iter().map(|&shape| backend.new_state(shape)).collect();
-        SequenceState { layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
+        SequenceState { first, layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
 
     /// The number of positions in all layers. While a batch is computed, the layers that have computed it hold more.
@@ -61,7 +65,7 @@ impl SequenceState {
 
     /// One layer's state, and the positions that it must be able to go back to.
     pub fn layer(&mut self, layer: LayerIdx) -> (&mut dyn LayerState, &[usize]) {
-        (&mut *self.layers[layer.0], &self.marks)
+        (&mut *self.layers[layer.0 - self.first], &self.marks)
     }
 
     /// Bytes of all layers for `len` positions.
@@ -133,8 +137,9 @@ impl SequenceState {
 
     pub(crate) fn fork(&self) -> SequenceState {
         let layers = self.layers.iter().map(|layer| layer.fork()).collect();
+        let SequenceState { first, len, .. } = *self;
         let mut fork =
-            SequenceState { layers, len: self.len, marks: self.marks.clone(), pins: self.pins.clone() };
+            SequenceState { first, layers, len, marks: self.marks.clone(), pins: self.pins.clone() };
         // After a failed batch, layers may hold more.
         fork.truncate(self.len);
         fork
@@ -163,10 +168,13 @@ impl SequenceState {
 mod tests {
     use super::*;
 
+    fn without_layers() -> SequenceState {
+        SequenceState { first: 0, layers: Vec::new(), len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
+    }
+
     #[test]
     fn marks_are_few_and_closest_near_the_end() {
-        let mut state =
-            SequenceState { layers: Vec::new(), len: 0, marks: SmallVec::new(), pins: SmallVec::new() };
+        let mut state = without_layers();
         for end in (100..=10_000).step_by(100) {
             state.mark(end, end);
             assert!(state.marks.len() <= MARKS && state.marks.is_sorted());
@@ -186,8 +194,7 @@ mod tests {
 
     #[test]
     fn a_pinned_mark_stays() {
-        let mut state =
-            SequenceState { layers: Vec::new(), len: 0, marks: SmallVec::new(), pins: SmallVec::new() };
+        let mut state = without_layers();
         for pin in [300, 1200, 1300, 1400] {
             state.pin(pin);
         }

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::experts::{ByteSource, ExpertLayer, FileSource};
 use crate::format::{FileIdx, Format, ModelFile};
 use crate::hash::Fnv;
+use crate::models::Span;
 
 /// How many samples are taken of the dense weights, and how many of the experts, which must be read from the drive.
 const DENSE_SAMPLES: usize = 1 << 14;
@@ -20,10 +21,14 @@ const SAMPLE: usize = 64;
 ///
 /// # Errors
 /// If reading fails.
-pub fn fingerprint(model: &ModelFile, dense: &[u8], experts: &[Option<ExpertLayer>]) -> Result<u64> {
-    let mut hash = Fnv::default();
-    hash.add_table(model);
-    add_settings(model, &mut hash)?;
+pub fn fingerprint(
+    model: &ModelFile,
+    span: Span,
+    dense: &[u8],
+    experts: &[Option<ExpertLayer>],
+) -> Result<u64> {
+    let mut hash = settings_hash(model)?;
+    span.part().iter().for_each(|layers| hash.add_range(layers));
     let step = (dense.len() / DENSE_SAMPLES).max(SAMPLE);
     for sample in dense.chunks(step) {
         hash.add(&sample[..sample.len().min(SAMPLE)]);
@@ -39,6 +44,17 @@ pub fn fingerprint(model: &ModelFile, dense: &[u8], experts: &[Option<ExpertLaye
         }
     }
     Ok(hash.0)
+}
+
+/// Hashes what all stages of a model have in common: its settings and its tensor table.
+///
+/// # Errors
+/// If reading fails.
+pub fn settings_hash(model: &ModelFile) -> Result<Fnv> {
+    let mut hash = Fnv::default();
+    hash.add_table(model);
+    add_settings(model, &mut hash)?;
+    Ok(hash)
 }
 
 /// Hashes the settings file of a folder, or everything before the weights in a GGUF file.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::{Compute, Engine, Experts, Inner, MeasuredLater, Memory, ModelInfo, Options, Prospect, Setup};
 use crate::backend::{CpuBackend, Kept, SequenceState};
+use crate::chain::Chain;
 use crate::error::Result;
 use crate::experts::heat::{Heat, hottest_first};
 use crate::experts::{
@@ -131,7 +132,7 @@ impl TiersReady {
         }
         // Where all experts fit, their usage need not be recorded.
         let folder = options.heat.as_ref().filter(|_| plan.moves_experts());
-        let heat = folder.map(|folder| Heat::of(folder, &model.file, model.traffic.experts));
+        let heat = folder.map(|folder| model.heat(folder));
         let remembered = heat.as_ref().and_then(Heat::read).filter(|heat| heat.len() == store.experts());
         if let Some(heat) = &remembered {
             store.warm(heat);
@@ -156,14 +157,15 @@ impl TiersReady {
         Ok(TiersReady { model, decoder, plan, threads, executor, assisted, dense, store, heat })
     }
 
-    pub fn into_engine(self, options: &Options) -> Engine {
+    /// The engine. `chain` computes the layers before those that are loaded.
+    pub fn into_engine(self, options: &Options, chain: Option<Chain>) -> Engine {
         let TiersReady { model, decoder, plan, threads, mut executor, assisted, dense, store, heat } = self;
         let backend = executor.backend();
         let backend_name = match assisted {
             true => format!("{} and CPU (--cpu-experts: other bits)", backend.name()),
             false => backend.name(),
         };
-        let blank = SequenceState::new(&decoder.state(), backend);
+        let blank = SequenceState::new(model.span.first, &decoder.state(), backend);
         let setup = Setup {
             threads,
             precision: options.precision,
@@ -185,6 +187,7 @@ impl TiersReady {
             decoder,
             setup,
             experts: Experts { store, heat },
+            chain: chain.map(|chain| Arc::new(chain.beside(plan.kv))),
             memory: Memory { plan, ledger, dense },
             later: MeasuredLater::default(),
             lost: OnceLock::new(),

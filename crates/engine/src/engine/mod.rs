@@ -14,9 +14,11 @@ pub use options::Options;
 pub(crate) use pass::{ComputeGuard, Computed, Pass};
 pub use prospect::Prospect;
 
-use fingerprint::fingerprint;
+use fingerprint::{fingerprint, settings_hash};
 
 use crate::backend::{Kept, Precision, SequenceState};
+use crate::blocks::head::Head;
+use crate::chain::{Chain, Transport};
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::experts::heat::Heat;
@@ -27,7 +29,7 @@ use crate::memory::{Hold, Ledger, MemoryEntry, Pressure, Purpose, Region};
 use crate::experts::{Device, ExpertExecutor, ExpertStore, IoMethod, Meters, Picture};
 use crate::forecast::probe;
 use crate::forecast::trace::RoutedLayer;
-use crate::models::Model;
+use crate::models::{Model, Span};
 use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 #[cfg(feature = "grammar")]
@@ -61,6 +63,8 @@ struct Inner {
     decoder: Box<dyn Model>,
     setup: Setup,
     experts: Experts,
+    /// Computes the layers before those of this engine, in other stages of the model.
+    chain: Option<Arc<Chain>>,
     memory: Memory,
     later: MeasuredLater,
     /// Set when the device is lost: why nothing can be computed any more.
@@ -69,6 +73,13 @@ struct Inner {
     blank: Mutex<SequenceState>,
     /// Locked for the duration of a batch: one batch is computed at a time.
     compute: Mutex<Compute>,
+}
+
+impl Inner {
+    /// Computes logits. Only the last stage of a model is asked for them.
+    fn head(&self) -> &Head {
+        self.decoder.head().expect("only the last stage computes logits")
+    }
 }
 
 /// What a model's file says.
@@ -83,6 +94,20 @@ struct ModelInfo {
     routed: Vec<RoutedLayer>,
     /// The number of logits.
     vocab: usize,
+    /// The layers that are here.
+    span: Span,
+}
+
+impl ModelInfo {
+    /// The heat file of the layers that are here.
+    fn heat(&self, folder: &Path) -> Heat {
+        Heat::of(folder, &self.file, self.traffic.experts, self.span.part())
+    }
+
+    /// Identifies the model at a precision. It is the same in all stages.
+    fn identity(&self, precision: Precision) -> Result<u64> {
+        Ok(settings_hash(&self.file)?.0 ^ precision as u64)
+    }
 }
 
 /// How the model is computed.
@@ -147,6 +172,43 @@ impl Engine {
     /// but read errors are found before any weight is read.
     pub fn open(path: &Path, options: &Options) -> Result<Engine> {
         Prospect::new(path, options)?.load(options)
+    }
+
+    /// Loads the last stage of a model whose other layers are in `stages`, which are usually on other machines. The
+    /// engine is used like one that has all layers, and gives the same bits. Its plan and its meters describe the last
+    /// stage.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); if the stages do not have the layers before the last stage, in order and of the same
+    /// model at the same precision, or a stage cannot be reached.
+    ///
+    /// # Examples
+    /// ```
+    /// use forebay_engine::{Engine, Options, Request, Stage};
+    ///
+    /// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+    /// let options = Options::new().threads(1);
+    /// let first = Stage::open(model, &options.clone().layers(0..2))?;
+    /// let engine = Engine::after(vec![Box::new(first.host())], model, &options)?;
+    ///
+    /// let prompt = engine.tokenizer().encode("Once upon a time", Default::default())?;
+    /// let answer = engine.session().generate(&Request::new(&engine, prompt)?.max_tokens(8), &mut |_| ())?;
+    /// assert_eq!(answer.tokens.len(), 8);
+    /// # Ok::<(), forebay_engine::Error>(())
+    /// ```
+    pub fn after(stages: Vec<Box<dyn Transport>>, path: &Path, options: &Options) -> Result<Engine> {
+        let chain = Chain::new(stages)?;
+        let span = chain.rest();
+        if let Some(asked) = options.layers.as_ref().filter(|asked| **asked != span.layers()) {
+            return Err(Error::Invalid(format!(
+                "Options::layers is {}..{}, but the stages leave {span}",
+                asked.start, asked.end
+            )));
+        }
+        let options = Options { layers: Some(span.layers()), ..options.clone() };
+        let prospect = Prospect::new(path, &options)?;
+        chain.check(prospect.model.identity(options.precision)?, prospect.plan.context)?;
+        prospect.load_layers(&options, Some(chain))
     }
 
     /// The model's file: its metadata and tensor table.
@@ -317,7 +379,8 @@ impl Engine {
         if let Some(number) = self.0.later.fingerprint.get() {
             return Ok(*number);
         }
-        let number = fingerprint(&self.0.model.file, &self.0.memory.dense, self.0.experts.store.layers())?;
+        let Inner { model, memory, experts, .. } = &*self.0;
+        let number = fingerprint(&model.file, model.span, &memory.dense, experts.store.layers())?;
         let number = number ^ self.0.setup.precision as u64 ^ u64::from(self.0.setup.assisted) << 32;
         Ok(*self.0.later.fingerprint.get_or_init(|| number))
     }
@@ -344,8 +407,25 @@ impl Engine {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// The most tokens that a pass computes.
     pub(crate) fn chunk(&self) -> usize {
-        self.0.memory.plan.chunk
+        let here = self.0.memory.plan.chunk;
+        self.chain().map_or(here, |chain| here.min(chain.chunk()))
+    }
+
+    /// Identifies the model at this precision. It is the same in all stages.
+    pub(crate) fn identity(&self) -> Result<u64> {
+        self.0.model.identity(self.0.setup.precision)
+    }
+
+    /// What computes the layers before those of this engine.
+    pub(crate) fn chain(&self) -> Option<&Arc<Chain>> {
+        self.0.chain.as_ref()
+    }
+
+    /// The layers that are here, and how many the model has.
+    pub fn span(&self) -> Span {
+        self.0.model.span
     }
 
     pub(crate) fn model(&self) -> &dyn Model {

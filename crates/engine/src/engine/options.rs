@@ -1,5 +1,6 @@
 //! The options for loading a model.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -34,6 +35,9 @@ const MAX_CHUNK: usize = 1 << 16;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
+    /// The layers to load, for a [stage](crate::Stage) of a model that is split over several machines. By default all.
+    /// The first stage has the embeddings, too, and the last one the output matrix.
+    pub layers: Option<Range<usize>>,
     /// The context length in tokens, with memory reserved for all of it. By default the model's maximum, with memory
     /// reserved for 8192 tokens; longer conversations take memory from expert slots.
     pub context: Option<usize>,
@@ -75,6 +79,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
+            layers: None,
             context: None,
             threads: None,
             precision: Default::default(),
@@ -99,6 +104,13 @@ impl Options {
     /// The defaults.
     pub fn new() -> Options {
         Options::default()
+    }
+
+    /// Sets [`layers`](Self::layers).
+    #[must_use]
+    pub fn layers(mut self, layers: impl Into<Option<Range<usize>>>) -> Options {
+        self.layers = layers.into();
+        self
     }
 
     /// Sets [`context`](Self::context).

@@ -47,20 +47,11 @@ impl<'a> ComputeGuard<'a> {
         wanted: impl IntoIterator<Item = usize>,
         pass: Pass<'_>,
     ) -> Result<Computed<'a>> {
-        if let Some(why) = self.inner.lost.get() {
-            return Err(Error::DeviceLost(why.clone()));
-        }
         self.held.wanted.clear();
         self.held.wanted.extend(wanted);
         let rows = batch.tokens.len();
         let cancel = pass.cancel;
-        self.pass_layers(batch, pass).inspect_err(|error| match error {
-            Error::DeviceLost(_) => note_loss(&self.inner.lost, error),
-            // These end a batch between two layers, or before an expert got a slot on the device.
-            Error::Cancelled | Error::Io { .. } => {}
-            // Uploads to the device may be incomplete.
-            _ => self.held.executor.forget(),
-        })?;
+        self.pass_layers(batch, pass)?;
         let ComputeGuard { inner, held } = self;
         let mut computed = Computed { inner, held, rows, given: 0, ready: 0..0 };
         if computed.has_more() {
@@ -70,8 +61,36 @@ impl<'a> ComputeGuard<'a> {
         Ok(computed)
     }
 
+    /// Computes a batch in a stage that is not the last one. Returns the hidden states: `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// If the device fails, an expert cannot be read, or the pass is cancelled.
+    pub fn forward_stream(mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<Vec<f32>> {
+        self.pass_layers(batch, pass)?;
+        let ComputeGuard { inner, mut held } = self;
+        let stream = inner.decoder.stream();
+        let mut values = vec![0.0; batch.tokens.len() * stream.width()];
+        let read = held.executor.backend().read(stream, &mut values);
+        let read = read.and_then(|()| held.executor.count_used());
+        read.inspect_err(|error| note_loss(&inner.lost, error))?;
+        Ok(values)
+    }
+
     /// Takes a batch through all layers. At the end, all experts that they used are where they are computed.
     fn pass_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
+        if let Some(why) = self.inner.lost.get() {
+            return Err(Error::DeviceLost(why.clone()));
+        }
+        self.issue_layers(batch, pass).inspect_err(|error| match error {
+            Error::DeviceLost(_) => note_loss(&self.inner.lost, error),
+            // These end a batch between two layers, or before an expert got a slot on the device.
+            Error::Cancelled | Error::Io { .. } => {}
+            // Uploads to the device may be incomplete.
+            _ => self.held.executor.forget(),
+        })
+    }
+
+    fn issue_layers(&mut self, batch: &mut Batch<'_>, pass: Pass<'_>) -> Result<()> {
         let Pass { cancel, prompts, mut observer } = pass;
         let Compute { executor, pressure, .. } = &mut *self.held;
         relieve(pressure, &self.inner.experts.store);
@@ -131,7 +150,7 @@ impl Computed<'_> {
         let Compute { executor, logits, wanted, .. } = &mut *self.held;
         let row = Row {
             backend: executor.backend(),
-            buffer: self.inner.decoder.head().logits,
+            buffer: self.inner.head().logits,
             kept: logits,
             lost: &self.inner.lost,
             number: place - self.ready.start,
@@ -154,7 +173,7 @@ impl Computed<'_> {
         logits.forget();
         let backend = executor.backend();
         backend.begin(self.rows);
-        let done = self.inner.decoder.head().forward(backend, &wanted[next.clone()]);
+        let done = self.inner.head().forward(backend, &wanted[next.clone()]);
         done.inspect_err(|error| note_loss(&self.inner.lost, error))?;
         self.ready = next;
         Ok(())

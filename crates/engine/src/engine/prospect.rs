@@ -1,12 +1,13 @@
 //! A model that is described and planned, but not loaded.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::loading::{DenseLoaded, Progress, TiersReady};
 use super::{Engine, ModelInfo, Options};
+use crate::chain::Chain;
 use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
-use crate::experts::heat::Heat;
 use crate::experts::{FileSource, IoMethod, SlotClasses};
 use crate::forecast::predict::{DriveSpeed, Outlook, Skew};
 use crate::forecast::rehearsal::{ComputeTime, rehearse};
@@ -14,7 +15,7 @@ use crate::forecast::trace::RoutedLayer;
 use crate::forecast::{DriveProbe, preference};
 use crate::format::ModelFile;
 use crate::memory::Machine;
-use crate::models::{self, Blueprint};
+use crate::models::{self, Blueprint, Span};
 use crate::plan::{Plan, Traffic};
 use crate::tokenizer::Tokenizer;
 
@@ -51,13 +52,13 @@ impl Prospect {
     /// As [`Engine::open`], except for errors in reading weights.
     pub fn new(path: &Path, options: &Options) -> Result<Prospect> {
         let file = ModelFile::open(path)?;
-        let blueprint = models::describe(&file)?;
+        let blueprint = models::describe_layers(&file, options.layers.clone())?;
         if let Some(device) = &options.device {
             blueprint.check_device(&**device, file.path())?;
         }
         let traffic = Traffic::new(&blueprint, options.precision);
         let tokenizer = Tokenizer::of(&file)?;
-        let vocab = blueprint.model.head().vocab();
+        let vocab = blueprint.model.vocab();
         if tokenizer.vocab_size() > vocab {
             let tokens = tokenizer.vocab_size();
             let message = format!("the tokenizer has {tokens} tokens, but the model has only {vocab}");
@@ -69,8 +70,22 @@ impl Prospect {
         let machine = options.machine_now();
         let plan = Plan::new(&blueprint, &classes, &options.wishes(blueprint.context)?, &machine)?;
         let routed = blueprint.experts.iter().map(RoutedLayer::of).collect();
-        let model = ModelInfo { file, tokenizer, template, traffic, routed, vocab };
+        let span = blueprint.span;
+        let model = ModelInfo { file, tokenizer, template, traffic, routed, vocab, span };
         Ok(Prospect { model, blueprint, classes, plan, machine })
+    }
+
+    /// The layers that would be loaded, and how many the model has.
+    pub fn span(&self) -> Span {
+        self.blueprint.span
+    }
+
+    /// The layers of each of so many stages, whose weights take about the same memory.
+    ///
+    /// # Errors
+    /// If there are no stages, or more than layers.
+    pub fn split(&self, stages: usize) -> Result<Vec<Range<usize>>> {
+        self.blueprint.split(stages)
     }
 
     /// The model's file.
@@ -157,7 +172,7 @@ impl Prospect {
     /// If the routers cannot be read.
     pub fn skew(&self, options: &Options) -> Result<Skew> {
         let heat = options.heat.as_ref().and_then(|folder| {
-            let heat = Heat::of(folder, &self.model.file, self.model.traffic.experts).read();
+            let heat = self.model.heat(folder).read();
             heat.filter(|heat| heat.len() == self.plan.expert_count)
         });
         match Skew::known(heat.unwrap_or_default()) {
@@ -217,14 +232,26 @@ impl Prospect {
     ///
     /// # Errors
     /// If memory cannot be allocated or reading fails; [`Error::Budget`] if [`Options::memory`] is more than the
-    /// machine has; [`Error::Cancelled`] if [`Options::cancel`] was requested.
+    /// machine has; [`Error::Cancelled`] if [`Options::cancel`] was requested; if [`Options::layers`] leaves out layers.
     pub fn load(self, options: &Options) -> Result<Engine> {
+        let span = self.blueprint.span;
+        if !span.is_whole() {
+            return Err(Error::Invalid(format!(
+                "Options::layers selects {span}, which is only a stage of the model; \
+                 open the last stage with Engine::after and the others with Stage::open"
+            )));
+        }
+        self.load_layers(options, None)
+    }
+
+    /// Loads the layers that were described. `chain` computes those before them.
+    pub(crate) fn load_layers(self, options: &Options, chain: Option<Chain>) -> Result<Engine> {
         if let Some(memory) = options.memory {
             options.machine_now().check_budget(memory)?;
         }
         let mut progress = Progress::of(&self, options);
         let dense = DenseLoaded::load(self, options, &mut progress)?;
         let ready = TiersReady::fill(dense, options, &mut progress)?;
-        Ok(ready.into_engine(options))
+        Ok(ready.into_engine(options, chain))
     }
 }

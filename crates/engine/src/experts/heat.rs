@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::files::write_whole;
@@ -20,12 +21,13 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// The heat file of a model in `folder`. The model is identified by its tensor directory, so it is recognised
-    /// after it was moved.
-    pub fn of(folder: &Path, model: &ModelFile, expert_bytes: u64) -> Heat {
+    /// The heat file of a model in `folder`, or of some of its layers. The model is identified by its tensor directory,
+    /// so it is recognised after it was moved.
+    pub fn of(folder: &Path, model: &ModelFile, expert_bytes: u64, layers: Option<Range<usize>>) -> Heat {
         let mut hash = Fnv::default();
         hash.add_table(model);
         hash.add(&expert_bytes.to_le_bytes());
+        layers.iter().for_each(|layers| hash.add_range(layers));
         Heat { path: folder.join(format!("{:016x}.heat", hash.0)) }
     }
 

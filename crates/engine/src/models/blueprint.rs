@@ -7,7 +7,6 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
 use forebay_kernels::{DType, Encoding};
@@ -17,15 +16,17 @@ use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
 use super::product::Product;
-use super::{Model, keys};
-use crate::backend::{Backend, Buf, BufShape, HostMatrix, Matrix, Router, Vector, Weight};
+use super::{Model, Span, keys};
+use crate::backend::{Buf, BufShape, Matrix, Router, Vector};
 use crate::error::{Error, Result};
-use crate::experts::{ByteRange, ByteSource, Device, ExpertLayer, PartShape};
+use crate::experts::{ByteSource, Device, ExpertLayer, PartShape};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
-use crate::memory::{ALIGNMENT, Region};
 
 /// The most experts in a layer. No real model has more; the limit keeps lists of experts small for hostile files.
 const MAX_EXPERTS: usize = 1 << 16;
+
+/// The handle of a weight that another stage has. Using it panics.
+const ELSEWHERE: usize = usize::MAX;
 
 /// Everything that a model needs.
 pub struct Blueprint {
@@ -33,16 +34,20 @@ pub struct Blueprint {
     pub model: Box<dyn Model>,
     /// The longest context that the model was trained for.
     pub context: usize,
-    /// The experts of each layer; `None` for layers without experts.
+    /// The layers that are here.
+    pub span: Span,
+    /// The experts of each layer; `None` for layers without experts, and for those of other stages.
     pub experts: Vec<Option<ExpertLayer>>,
     buffers: Vec<Scratch>,
-    weights: Vec<Declared>,
+    pub(super) weights: Vec<Declared>,
     /// The encodings in use, each with the first tensor that has it.
     encodings: Vec<(Encoding, String)>,
     /// A matrix with a scale, if there is one.
     scaled: Option<String>,
     /// The indices of the routers among the weights, in the order of the layers that have experts.
     routers: Vec<usize>,
+    /// The index of the first weight of each layer.
+    pub(super) starts: Vec<usize>,
 }
 
 impl Blueprint {
@@ -75,13 +80,13 @@ impl Blueprint {
     /// Bytes of dense weights that one token reads: all matrices whole, but one row of the embedding table. A table
     /// that is also the output matrix counts whole, plus the row.
     pub fn dense_bytes_per_token(&self) -> u64 {
-        let output = self.model.head().output;
+        let output = self.model.head().map(|head| head.output);
         let (vectors, matrices): (Vec<_>, Vec<_>) =
             self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
         let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
-                if Matrix(i) == output { w.bytes() + row } else { row }
+                if Some(Matrix(i)) == output { w.bytes() + row } else { row }
             }
             other => other.bytes(),
         });
@@ -100,7 +105,7 @@ impl Blueprint {
 
     /// The matrix products of a token: those of the dense weights, and those of the experts.
     pub fn products(&self) -> (Vec<Product>, Vec<Product>) {
-        let output = self.model.head().output;
+        let output = self.model.head().map(|head| head.output);
         let matrices = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) => Some((m, w.bytes(), false)),
             Declared::Table(m) => Some((m, w.bytes(), true)),
@@ -108,7 +113,7 @@ impl Blueprint {
         });
         let mut dense = Vec::new();
         for (i, (m, bytes, table)) in matrices.enumerate() {
-            if !table || Matrix(i) == output {
+            if !table || Some(Matrix(i)) == output {
                 let (encoding, rows, cols) = (m.encoding, m.rows, m.cols);
                 let product = Product { encoding, rows, cols, together: 1, read: bytes, stored: bytes };
                 product.join(&mut dense);
@@ -181,66 +186,6 @@ impl Blueprint {
         let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
     }
-
-    /// Reads the dense weights into one region and loads them into the backend. `progress` receives the bytes of each
-    /// tensor.
-    ///
-    /// # Errors
-    /// If reading, the backend or `progress` fails.
-    pub fn load_dense(
-        &self,
-        source: &dyn ByteSource,
-        backend: &mut dyn Backend,
-        progress: &mut dyn FnMut(u64) -> Result<()>,
-    ) -> Result<Arc<Region>> {
-        let (places, end) = self.dense_places();
-        let mut region = Region::new(end)?;
-        for (range, place) in &places {
-            source.read_exact_at(range.file, range.offset, &mut region[place.clone()])?;
-            progress(range.len as u64)?;
-        }
-        let region = Arc::new(region);
-        self.hand_over(&region, backend)?;
-        Ok(region)
-    }
-
-    /// Loads the dense weights, which are in `region`, into a backend.
-    pub fn hand_over(&self, region: &Arc<Region>, backend: &mut dyn Backend) -> Result<()> {
-        let mut places = self.dense_places().0.into_iter().map(|(_, place)| place);
-        let mut next = || places.next().expect("every range has a place");
-        for declared in &self.weights {
-            backend.load(match declared {
-                Declared::Matrix(m) | Declared::Table(m) => Weight::Matrix(HostMatrix {
-                    encoding: m.encoding,
-                    rows: m.rows,
-                    cols: m.cols,
-                    planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
-                    scale: m.scale.map_or(1.0, |_| {
-                        f32::from_le_bytes(region[next()].try_into().expect("a scale has four bytes"))
-                    }),
-                }),
-                Declared::Vector(t, prepared) => {
-                    let mut values = vec![0.0; t.elements() as usize];
-                    dequantise_row(t.dtype, &region[next()], &mut values);
-                    Weight::Vector(prepared.apply(values))
-                }
-            })?;
-        }
-        Ok(())
-    }
-
-    /// The place of each range of the dense weights in the region, and the region's length. There is one region, so
-    /// that small tensors share huge pages.
-    fn dense_places(&self) -> (Vec<(ByteRange, Range<usize>)>, usize) {
-        let mut end = 0;
-        let mut place = |range: ByteRange| {
-            let start = end;
-            end = (start + range.len).next_multiple_of(ALIGNMENT);
-            (range, start..start + range.len)
-        };
-        let places = self.weights.iter().flat_map(Declared::ranges).map(&mut place).collect();
-        (places, end)
-    }
 }
 
 /// A declared buffer.
@@ -263,6 +208,14 @@ pub struct Builder<'a> {
     routers: Vec<usize>,
     /// The number of layers that the model has used tensors of.
     layers: usize,
+    /// The layers that were asked for; `None` for all.
+    asked: Option<Range<usize>>,
+    /// The layers that are loaded, once the model has said how many it has.
+    span: Option<Span>,
+    /// Whether the weights that are declared now are loaded. Those of other stages are only checked.
+    keeps: bool,
+    /// The index of the first weight of each layer.
+    starts: Vec<usize>,
     /// The names of all declared tensors.
     declared: HashSet<&'a str>,
     /// Set while finding out which tensors a file needs.
@@ -283,9 +236,18 @@ impl<'a> Builder<'a> {
             experts: Vec::new(),
             routers: Vec::new(),
             layers: 0,
+            asked: None,
+            span: None,
+            keeps: true,
+            starts: Vec::new(),
             declared: HashSet::new(),
             discovery: None,
         }
+    }
+
+    /// A builder for some layers of a model.
+    pub(super) fn for_layers(file: &'a ModelFile, asked: Option<Range<usize>>) -> Builder<'a> {
+        Builder { asked, ..Builder::new(file) }
     }
 
     /// A builder that finds out which tensors `file` needs.
@@ -300,6 +262,29 @@ impl<'a> Builder<'a> {
     /// The tensor that a discovering builder did not find.
     pub(super) fn into_missing(self) -> Option<Need> {
         self.discovery.and_then(|discovery| discovery.missing)
+    }
+
+    /// The layers to load, of this many. A family calls it before it declares any weight.
+    ///
+    /// # Errors
+    /// If the caller asked for layers that do not exist.
+    pub fn span_of(&mut self, layers: usize) -> Result<Span> {
+        let span = Span::of(self.asked.as_ref(), layers)?;
+        self.span = Some(span);
+        Ok(span)
+    }
+
+    /// Whether the following weights are loaded, or only checked because another stage has them. The handle of a weight
+    /// that is not loaded must not be used.
+    pub fn keep(&mut self, keeps: bool) {
+        self.keeps = keeps;
+    }
+
+    /// The following weights belong to the next layer.
+    pub fn begin_layer(&mut self) {
+        let layer = self.starts.len();
+        self.keeps = self.span.is_none_or(|span| span.contains(layer));
+        self.starts.push(self.weights.len());
     }
 
     /// The file format; some families compute differently depending on it.
@@ -343,7 +328,9 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Those of [`matrix`](Self::matrix).
     pub fn router(&mut self, name: Name, rows: usize, cols: usize) -> Result<Matrix> {
-        self.routers.push(self.weights.len());
+        if self.keeps {
+            self.routers.push(self.weights.len());
+        }
         self.matrix(name, rows, cols)
     }
 
@@ -473,6 +460,9 @@ impl<'a> Builder<'a> {
     }
 
     fn push_vector(&mut self, declared: Declared) -> Vector {
+        if !self.keeps {
+            return Vector(ELSEWHERE);
+        }
         self.weights.push(declared);
         self.vectors += 1;
         Vector(self.vectors - 1)
@@ -514,7 +504,7 @@ impl<'a> Builder<'a> {
         }
         let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
         let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;
-        self.experts.push(Some(layer));
+        self.experts.push(self.keeps.then_some(layer));
         Ok(scales)
     }
 
@@ -555,8 +545,9 @@ impl<'a> Builder<'a> {
             let path = self.file.path().display();
             tracing::info!("{path}: skips {beyond} tensors that do not belong to the text model");
         }
-        let Builder { experts, buffers, weights, encodings, scaled, routers, .. } = self;
-        Ok(Blueprint { model, context, experts, buffers, weights, encodings, scaled, routers })
+        let Builder { experts, buffers, weights, encodings, scaled, routers, span, starts, .. } = self;
+        let span = span.expect("every family asks for its layers");
+        Ok(Blueprint { model, context, span, experts, buffers, weights, encodings, scaled, routers, starts })
     }
 
     /// Whether a tensor belongs to something other than the text model: to layers for multi-token prediction, to
@@ -592,6 +583,9 @@ impl<'a> Builder<'a> {
     }
 
     fn push_matrix(&mut self, declared: Declared) -> Matrix {
+        if !self.keeps {
+            return Matrix(ELSEWHERE);
+        }
         self.weights.push(declared);
         self.matrices += 1;
         Matrix(self.matrices - 1)
@@ -637,10 +631,10 @@ impl<'a> Builder<'a> {
     /// Declares a matrix of this shape, or several in one tensor.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
         let weight = self.stored(name, shape, NeedKind::Matrix)?;
-        if !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
+        if self.keeps && !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
             self.encodings.push((weight.encoding, name.to_owned()));
         }
-        if weight.scale.is_some() {
+        if self.keeps && weight.scale.is_some() {
             self.scaled.get_or_insert_with(|| name.to_owned());
         }
         let companions = [weight.scale, weight.input_scale];

@@ -6,7 +6,7 @@ use forebay_kernels::RopePairs;
 use super::attention::{Attention, Mixer, Sizes};
 pub use super::attention::{AttentionKind, NormSpan, Q_NORM, has_qkv_bias};
 use super::linear::Linear;
-use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, keys};
+use super::{BiasNames, Builder, Config, ExpertNames, Model, Name, Span, keys};
 use crate::LayerIdx;
 use crate::backend::{
     Activation, Batch, Buf, BufShape, DeltaShape, ExpertBuffers, KvShape, Matrix, Router, RouterWeights,
@@ -229,11 +229,15 @@ pub fn sigmoid_router(config: &Config<'_>) -> Result<Router> {
 }
 
 struct Decoder {
-    embed: Matrix, // [vocab, hidden]
+    vocab: usize,
+    /// `[vocab, hidden]` In the first stage.
+    embed: Option<Matrix>,
     eps: f32,
-    layers: Vec<Layer>,
+    span: Span,
+    layers: Vec<Layer>, // those of the span
     attention: Attention,
-    head: Head,
+    /// In the last stage.
+    head: Option<Head>,
     x: Buf,      // [rows, hidden] the residual stream
     normed: Buf, // [rows, hidden] what a block reads
     added: Buf,  // [rows, hidden] what a block adds
@@ -279,7 +283,7 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
 /// # Errors
 /// If the configuration or a tensor does not fit, or asks for something unsupported.
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
-    let layers = config.layers()?;
+    let span = b.span_of(config.layers()?)?;
     let sizes = Sizes::read(config, recipe)?;
     let hidden = config.count(keys::HIDDEN)?;
     let eps = config.float(keys::NORM_EPS)?;
@@ -288,10 +292,12 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let blocks = Blocks::new(b, &recipe.feed_forward, normed);
-    let linear = linear_layers(config, b, recipe, layers)?;
+    let linear = linear_layers(config, b, recipe, span.all)?;
+    b.keep(span.has_first());
     let embed = b.table(EMBED, vocab, hidden)?;
-    let layers = (0..layers)
+    let mut layers = (0..span.all)
         .map(|l| {
+            b.begin_layer();
             Ok(Layer {
                 attn_norm: recipe.norm(b, ATTN_NORM.of_layer(l), hidden)?,
                 mixer: match &linear {
@@ -304,22 +310,31 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
             })
         })
         .collect::<Result<Vec<_>>>()?;
+    layers.truncate(span.end);
+    layers.drain(..span.first);
+    b.keep(span.has_last());
     let norm = recipe.norm(b, NORM, hidden)?;
     // A model without an output matrix uses the embedding table, unless the configuration says otherwise.
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
-    let output = if tied { embed } else { b.matrix(OUTPUT, vocab, hidden)? };
+    let output = match tied {
+        true if span.has_first() => embed,
+        true => b.matrix(EMBED, vocab, hidden)?,
+        false => b.matrix(OUTPUT, vocab, hidden)?,
+    };
+    b.keep(true);
 
     // Only now have the tensors confirmed the sizes.
     let attention = sizes.block(config, b, recipe)?;
-    let head = Head {
+    let head = span.has_last().then(|| Head {
         norm,
         eps,
         output,
         x,
         picked: b.buffer_of(BufShape { rows: Head::ROWS, width: hidden }),
         logits: b.buffer_of(BufShape { rows: Head::ROWS, width: vocab }),
-    };
-    Ok(Box::new(Decoder { embed, eps, layers, attention, head, x, normed, added }))
+    });
+    let embed = span.has_first().then_some(embed);
+    Ok(Box::new(Decoder { vocab, embed, eps, span, layers, attention, head, x, normed, added }))
 }
 
 /// The layers with linear attention, if the model has any.
@@ -440,14 +455,19 @@ fn mlp_weights(b: &mut Builder<'_>, names: [Name; 3], inner: usize, hidden: usiz
 
 impl Model for Decoder {
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()> {
-        cx.backend().embed(self.embed, batch.tokens, self.x)?;
+        match (self.embed, batch.stream) {
+            (Some(embed), None) => cx.backend().embed(embed, batch.tokens, self.x)?,
+            (None, Some(stream)) => cx.backend().write(self.x, stream)?,
+            _ => unreachable!("the first stage starts from tokens, the others from hidden states"),
+        }
         match &self.attention {
             Attention::Grouped(gqa) => gqa.begin(cx, batch)?,
             Attention::Latent(mla) => mla.begin(cx, batch)?,
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            cx.begin_layer(i, self.layers.len())?;
-            let i = LayerIdx(i);
+            let next = self.layers.get(i + 1).and_then(Layer::router);
+            let i = LayerIdx(self.span.first + i);
+            cx.begin_layer(i.0, self.span.all)?;
             cx.backend().rms_norm(self.x, layer.attn_norm, self.eps, self.normed)?;
             let (x, out) = (self.normed, self.added);
             match (&layer.mixer, &self.attention) {
@@ -463,7 +483,6 @@ impl Model for Decoder {
                 Ffn::Dense(mlp, w) => mlp.forward(cx.backend(), w, self.normed, self.added)?,
                 Ffn::Mixture(mixture) => {
                     let (moe, weights) = &**mixture;
-                    let next = self.layers.get(i.0 + 1).and_then(Layer::router);
                     moe.forward(cx, MoeLayer { layer: i, weights, next }, self.added)?;
                 }
             }
@@ -472,8 +491,16 @@ impl Model for Decoder {
         Ok(())
     }
 
-    fn head(&self) -> &Head {
-        &self.head
+    fn head(&self) -> Option<&Head> {
+        self.head.as_ref()
+    }
+
+    fn stream(&self) -> Buf {
+        self.x
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
     }
 
     fn state(&self) -> Vec<StateShape> {

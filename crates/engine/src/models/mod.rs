@@ -7,6 +7,7 @@ mod config;
 mod declared;
 mod decoder;
 mod deepseek2;
+mod dense;
 mod dots1;
 mod experts;
 mod glm4moe;
@@ -25,15 +26,19 @@ mod qwen2moe;
 mod qwen3;
 mod qwen35moe;
 mod qwen3moe;
+mod span;
+mod split;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
 pub use names::{BiasNames, ExpertNames, Fused, Name};
 pub use needs::{Need, NeedKind, needs};
 pub use product::Product;
+pub use span::Span;
 
-use crate::backend::Batch;
-use crate::backend::StateShape;
+use std::ops::Range;
+
+use crate::backend::{Batch, Buf, StateShape};
 use crate::blocks::Context;
 use crate::blocks::head::Head;
 use crate::error::{Error, Result};
@@ -69,14 +74,21 @@ pub struct Arch {
 
 /// A model's forward pass, with weights that a backend holds.
 pub trait Model: Send + Sync {
-    /// Computes the hidden states of a batch, and appends the batch to its sequences' states.
+    /// Computes the hidden states of a batch, and appends the batch to its sequences' states. The first stage of a model
+    /// starts from the batch's tokens, the others from the hidden states that the batch brings.
     ///
     /// # Errors
     /// If the backend or the store fails; [`Error::Cancelled`] if a stop is requested.
     fn forward(&self, cx: &mut Context<'_>, batch: &mut Batch<'_>) -> Result<()>;
 
-    /// Computes logits from hidden states.
-    fn head(&self) -> &Head;
+    /// Computes logits from hidden states; `None` in a stage that does not have the last layer.
+    fn head(&self) -> Option<&Head>;
+
+    /// The hidden states of a batch: `[rows, hidden]`
+    fn stream(&self) -> Buf;
+
+    /// The number of logits.
+    fn vocab(&self) -> usize;
 
     /// The shape of each layer's state.
     fn state(&self) -> Vec<StateShape>;
@@ -87,10 +99,19 @@ pub trait Model: Send + Sync {
 /// # Errors
 /// If the family is unknown, or the file does not have what the family needs.
 pub fn describe(file: &ModelFile) -> Result<Blueprint> {
+    describe_layers(file, None)
+}
+
+/// Like [`describe`], but only the tensors of these layers are loaded: the first stage has the embeddings, too, and the
+/// last one the head. The tensors of other layers are only checked.
+///
+/// # Errors
+/// As [`describe`]; [`Error::Invalid`] if the model has no such layers.
+pub fn describe_layers(file: &ModelFile, layers: Option<Range<usize>>) -> Result<Blueprint> {
     refuse_drafts(file)?;
     let arch = recognise(file)?;
     let config = Config::new(file);
-    let mut builder = Builder::new(file);
+    let mut builder = Builder::for_layers(file, layers);
     let model = (arch.describe)(&config, &mut builder)?;
     let context = config.context()?;
     builder.finish(model, context)

@@ -16,6 +16,7 @@ pub use together::{Step, Turn};
 
 use crate::backend::{Batch, Logits, Routing, Sequence, SequenceState};
 use crate::blocks::{Cancel, PromptMeter, PromptPart};
+use crate::chain::{Part, Remote};
 use crate::engine::{Computed, Engine, Pass};
 use crate::error::{Error, Result};
 use crate::experts::RoutingObserver;
@@ -44,6 +45,16 @@ pub struct Extended {
 }
 
 impl Engine {
+    /// The hidden states that the stages before this engine's compute of a batch; `None` if there are none.
+    fn stream<'a>(
+        &self,
+        parts: impl FnOnce() -> Vec<Part<'a>>,
+        cancel: &Cancel,
+        prompts: &[PromptPart],
+    ) -> Result<Option<Vec<f32>>> {
+        self.chain().map(|chain| chain.forward(&parts(), cancel, prompts)).transpose()
+    }
+
     /// Starts a new conversation. It does not wait for computations in progress.
     pub fn session(&self) -> Session {
         Session::new(self.clone())
@@ -127,6 +138,8 @@ pub struct Session {
     /// Positions of the current chunk. Kept to reuse the allocation.
     positions: Vec<u32>,
     routers: Option<Routers>,
+    /// What the stages before the engine's keep of the conversation.
+    remote: Option<Remote>,
     engine: Engine,
 }
 
@@ -142,6 +155,7 @@ impl Session {
             meter: None,
             positions: Vec::new(),
             routers: None,
+            remote: engine.chain().map(Remote::new),
             engine,
         }
     }
@@ -176,7 +190,8 @@ impl Session {
         let mut hold = Hold::none(self.engine.ledger(), Purpose::Conversations);
         hold.resize(all.saturating_sub(total(&shared)))?;
         let tokens = self.tokens[..len].to_vec();
-        Ok(Session { state, hold, shared, tokens, ..Session::new(self.engine.clone()) })
+        let remote = self.remote.as_ref().map(|remote| remote.fork(len));
+        Ok(Session { state, hold, shared, tokens, remote, ..Session::new(self.engine.clone()) })
     }
 
     /// Takes back memory that was shared with snapshots that are written.
@@ -372,6 +387,7 @@ impl Session {
     /// Keeps the mark at `len` tokens, once they are computed, however many tokens follow.
     pub(crate) fn pin(&mut self, len: usize) {
         self.state.pin(len);
+        self.remote.iter().for_each(|remote| remote.pin(len));
     }
 
     /// # Errors
@@ -463,10 +479,12 @@ impl Session {
         let start = self.tokens.len();
         self.make_room(start + tokens.len())?;
         let prompt = self.prompt_part(tokens.len());
+        let stream = engine.stream(|| vec![self.part(tokens)], &self.cancel, prompt.as_slice())?;
         self.positions.clear();
         self.positions.extend((start..start + tokens.len()).map(|p| p as u32));
         let mut sequences = [Sequence { state: &mut self.state, rows: 0..tokens.len() }];
-        let mut batch = Batch { tokens, positions: &self.positions, sequences: &mut sequences };
+        let (positions, stream) = (&self.positions[..], stream.as_deref());
+        let mut batch = Batch { tokens, positions, stream, sequences: &mut sequences };
         let mut record = self.routers.as_mut().map(|routers| {
             routers.chosen.clear();
             |layer: LayerIdx, routing: &Routing| routers.chosen.push((phase, layer, routing.clone()))
@@ -478,6 +496,12 @@ impl Session {
             self.tell_routers();
         }
         computed
+    }
+
+    /// What the stages before the engine's compute of these tokens.
+    fn part<'a>(&'a self, tokens: &'a [TokenId]) -> Part<'a> {
+        let remote = self.remote.as_ref().expect("an engine with a chain makes such sessions");
+        Part { conversation: remote.number(), before: &self.tokens, tokens, marks: self.state.marks() }
     }
 
     /// Keeps the logits after the last token, if these were asked for, and the tokens.
@@ -495,7 +519,7 @@ impl Session {
     }
 
     /// Appends tokens that have been computed. The backend is free by then.
-    fn commit(&mut self, tokens: &[TokenId]) {
+    pub(crate) fn commit(&mut self, tokens: &[TokenId]) {
         self.tokens.extend_from_slice(tokens);
         self.state.settle(self.tokens.len());
         if let Some(meter) = &self.meter {

@@ -18,9 +18,10 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::memory::Hold;
+use crate::models::Span;
 
 /// The file's magic number, which ends with the format's version.
-const MAGIC: &[u8; 8] = b"FBCHAT\0\x01";
+const MAGIC: &[u8; 8] = b"FBCHAT\0\x02";
 
 /// Bytes of the checksum at the end of the file.
 const CHECKSUM: u64 = 4;
@@ -45,6 +46,11 @@ impl Snapshot {
         let fingerprint = engine.fingerprint()?;
         let written = write_whole(path, |file| {
             let mut to = Checked { inner: BufWriter::new(file), hasher: Hasher::new() };
+            to.write_all(MAGIC)?;
+            let Span { first, end, all } = engine.span();
+            for number in [first, end, all] {
+                to.write_all(&(number as u64).to_le_bytes())?;
+            }
             write(fingerprint, tokens, logits, state, &mut to)?;
             let Checked { mut inner, hasher } = to;
             inner.write_all(&hasher.finalize().to_le_bytes())?;
@@ -66,7 +72,6 @@ fn write(
     state: &SequenceState,
     to: &mut dyn Write,
 ) -> io::Result<()> {
-    to.write_all(MAGIC)?;
     to.write_all(&fingerprint.to_le_bytes())?;
     for count in [tokens.len(), state.marks().len(), logits.len()] {
         to.write_all(&(count as u64).to_le_bytes())?;
@@ -115,6 +120,14 @@ impl Head {
             let mut bytes = [0; 8];
             from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
         };
+        let [first, end, all] = [number()?, number()?, number()?];
+        let span = engine.span();
+        if all == span.all as u64 && (first, end) != (span.first as u64, span.end as u64) {
+            let message = format!(
+                "the conversation was saved by a stage with layers {first}..{end} of {all}; here are {span}"
+            );
+            return Err(Error::format(path, message).into());
+        }
         if number()? != engine.fingerprint()? {
             let message =
                 "the conversation was saved with another model, or with this model at another precision";

@@ -94,39 +94,56 @@ impl Engine {
     /// # Ok::<(), forebay_engine::Error>(())
     /// ```
     pub fn step<'a, 's>(&'a self, turns: &'a mut [Turn<'s>], cancel: &Cancel) -> Result<Step<'a, 's>> {
-        let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
-        if rows > self.step_size() {
-            let most = self.step_size();
-            return Err(Error::Invalid(format!("a step takes at most {most} tokens, not {rows}")));
-        }
-        for turn in turns.iter() {
-            if !turn.session.engine.is(self) {
-                return Err(Error::Invalid("a session belongs to another engine".into()));
-            }
-            turn.session.check(turn.tokens)?;
-            let tokens = turn.session.tokens.len() + turn.tokens.len();
-            if tokens > self.context() {
-                return Err(Error::Context { tokens, limit: self.context() });
+        let (mut wanted, mut wanting, mut rows) = (Vec::new(), Vec::new(), 0);
+        for (i, turn) in turns.iter().enumerate() {
+            rows += turn.tokens.len();
+            if turn.logits {
+                wanted.push(rows - 1);
+                wanting.push(i);
             }
         }
-        let mut tokens = Vec::with_capacity(rows);
-        let mut positions = Vec::with_capacity(rows);
-        let mut wanted = Vec::with_capacity(turns.len());
-        let mut wanting = Vec::with_capacity(turns.len());
-        for (i, turn) in turns.iter_mut().enumerate() {
+        let computed =
+            self.together(turns, None, cancel, |batch, pass| self.compute().forward(batch, wanted, pass))?;
+        Ok(Step { computed, turns, wanting: wanting.into_iter() })
+    }
+
+    /// Computes the tokens of all turns in a stage that is not the last one, from the hidden states of the stage before
+    /// it. Returns the hidden states: `[rows, hidden]`. The conversations hold the tokens when they are
+    /// [committed](Session::commit).
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub(crate) fn step_stream(
+        &self,
+        turns: &mut [Turn<'_>],
+        stream: Option<&[f32]>,
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>> {
+        self.together(turns, stream, cancel, |batch, pass| self.compute().forward_stream(batch, pass))
+    }
+
+    /// Makes a batch of the tokens of all turns and computes it.
+    fn together<T>(
+        &self,
+        turns: &mut [Turn<'_>],
+        stream: Option<&[f32]>,
+        cancel: &Cancel,
+        compute: impl FnOnce(&mut Batch<'_>, Pass<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.check_turns(turns)?;
+        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        for turn in turns.iter_mut() {
             let start = turn.session.tokens.len();
             turn.session.go_back(start);
             turn.session.mark(turn.tokens.len(), turn.marks);
             turn.session.make_room(start + turn.tokens.len())?;
             tokens.extend_from_slice(turn.tokens);
             positions.extend((start..start + turn.tokens.len()).map(|position| position as u32));
-            if turn.logits {
-                wanted.push(tokens.len() - 1);
-                wanting.push(i);
-            }
         }
         let prompts: Vec<_> =
             turns.iter().filter_map(|turn| turn.session.prompt_part(turn.tokens.len())).collect();
+        let parts = || turns.iter().map(|turn| turn.session.part(turn.tokens)).collect();
+        let before = self.stream(parts, cancel, &prompts)?;
         let mut row = 0;
         let mut sequences: Vec<Sequence<'_>> = turns
             .iter_mut()
@@ -136,10 +153,30 @@ impl Engine {
                 Sequence { state: &mut turn.session.state, rows }
             })
             .collect();
-        let mut batch = Batch { tokens: &tokens, positions: &positions, sequences: &mut sequences };
-        let pass = Pass { cancel, prompts: &prompts, observer: None };
-        let computed = self.compute().forward(&mut batch, wanted, pass)?;
-        Ok(Step { computed, turns, wanting: wanting.into_iter() })
+        let stream = before.as_deref().or(stream);
+        let mut batch = Batch { tokens: &tokens, positions: &positions, stream, sequences: &mut sequences };
+        compute(&mut batch, Pass { cancel, prompts: &prompts, observer: None })
+    }
+
+    /// # Errors
+    /// If these turns cannot be computed in one pass.
+    fn check_turns(&self, turns: &[Turn<'_>]) -> Result<()> {
+        let rows: usize = turns.iter().map(|turn| turn.tokens.len()).sum();
+        if rows > self.step_size() {
+            let most = self.step_size();
+            return Err(Error::Invalid(format!("a step takes at most {most} tokens, not {rows}")));
+        }
+        for turn in turns {
+            if !turn.session.engine.is(self) {
+                return Err(Error::Invalid("a session belongs to another engine".into()));
+            }
+            turn.session.check(turn.tokens)?;
+            let tokens = turn.session.tokens.len() + turn.tokens.len();
+            if tokens > self.context() {
+                return Err(Error::Context { tokens, limit: self.context() });
+            }
+        }
+        Ok(())
     }
 
     /// The most tokens of one [step](Self::step).

@@ -40,6 +40,7 @@ mod refusals;
 mod regressions;
 mod sessions;
 mod snapshots;
+mod stages;
 mod store;
 mod streaming;
 mod tokenizer_folder;

@@ -418,6 +418,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn write(&mut self, x: Buf, values: &[f32]) -> Result<()> {
+        let mut data = self.take(x);
+        data[..self.rows * x.width].copy_from_slice(values);
+        self.put(x, data);
+        Ok(())
+    }
+
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {
         out.copy_from_slice(self.get(x));
         Ok(())
