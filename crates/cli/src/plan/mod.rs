@@ -2,11 +2,12 @@
 
 mod gpu;
 mod picture;
+mod stages;
 pub mod verdict;
 
 pub use gpu::OnGpu;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -23,6 +24,7 @@ use crate::args::{LoadArgs, ModelArgs};
 use crate::measured::{Load, Measured, hits_text, prediction_json, range_json, rate, speed_text};
 use crate::output::print;
 use crate::pull;
+use crate::values::at_least_one;
 
 /// Show where a model's parts would be in memory, and how fast it would run
 ///
@@ -35,16 +37,24 @@ use crate::pull;
 ///
 /// The predicted speed is a range, because it depends on which experts a conversation uses. Before a model has run on this
 /// machine, the prediction assumes typical expert usage (measured on trained models); afterwards it uses the model's own.
+///
+/// With --stages, the model is split by layers over machines like this one, each with the memory of --memory. The output says what
+/// each would hold, how fast a token would pass through all of them, and whether one machine would be faster. Only the library can
+/// run such stages.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   forebay plan model.gguf                     with the memory that is free now
   forebay plan model.gguf --memory 8G         with 8 GiB for the whole process
   forebay plan model.gguf --memory 8G --ctx 32768 --json
+  forebay plan model.gguf --memory 60G --stages 4
   forebay plan OWNER/NAME:Q4_K_M              before it is downloaded")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
+    /// Split the model by layers over N machines with --memory each
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    stages: Option<usize>,
     /// Do not measure the machine; no speed is predicted
     #[arg(long)]
     no_probe: bool,
@@ -57,13 +67,17 @@ pub struct PlanArgs {
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
-    show(&Request {
+    let request = Request {
         model: args.model.get()?,
         load: &args.load,
         probe: !args.no_probe,
         json: args.json,
         answers: None,
-    })
+    };
+    match args.stages {
+        Some(count) => stages::show(&request, count),
+        None => show(&request),
+    }
 }
 
 /// What is to be planned, and how it is shown.
@@ -77,49 +91,83 @@ pub struct Request<'a> {
     pub answers: Option<usize>,
 }
 
+/// The model of a request.
+struct Found {
+    path: PathBuf,
+    sight: Option<Sight>,
+    options: Options,
+    /// With all the memory that it needs: that is worth knowing also where the budget is too small.
+    prospect: Prospect,
+}
+
+impl Found {
+    fn of(request: &Request<'_>) -> Result<Found> {
+        let options = request.load.options();
+        let sight = request.model.map(pull::sight).transpose()?;
+        let path =
+            sight.as_ref().map_or_else(|| pull::locate_or_demo(None), |sight| Ok(sight.path.clone()))?;
+        let prospect = Prospect::new(&path, &options.clone().memory(u64::MAX).expert_memory(None))?;
+        Ok(Found { path, sight, options, prospect })
+    }
+
+    /// What is to be said before the plan.
+    fn note(&self) -> String {
+        self.sight.as_ref().map_or(String::new(), Sight::note)
+    }
+
+    /// Prints why the model does not run.
+    fn refuse(&self, request: &Request<'_>, error: Error, least: Option<u64>) -> Result<ExitCode> {
+        let Some(verdict) = Verdict::refused(&error, least) else { return Err(error.into()) };
+        print(&if request.json {
+            let mut object = json!({ "least_memory": least });
+            verdict.tell(&mut object);
+            format!("{object:#}\n")
+        } else {
+            format!("{}{}\n", self.note(), wrapped(&verdict.sentence(), picture::width()))
+        })?;
+        Ok(ExitCode::FAILURE)
+    }
+
+    /// Measures the machine, if the request asks for it.
+    fn measure(&self, request: &Request<'_>) -> Result<Option<(Measured, Outlook)>> {
+        let Found { prospect, options, .. } = self;
+        let is_remote = self.sight.as_ref().is_some_and(Sight::is_remote);
+        let downloads = if is_remote { Some(hub::downloads()?) } else { None };
+        let folder = downloads.as_ref().map(hub::Downloads::folder);
+        let measured = match request.probe.then(|| Measured::new(prospect, options, folder)).transpose() {
+            // The sizes are worth knowing also where nothing can be written.
+            Err(error) if is_remote => {
+                eprintln!("No speed is predicted: {error:#}");
+                None
+            }
+            measured => measured?,
+        };
+        let Some(measured) = measured else { return Ok(None) };
+        let mut outlook = measured.outlook(prospect, options)?;
+        if is_remote {
+            // The routers are not here, so nothing is known of their preferences.
+            outlook.skew = Skew::of_routers(&[]);
+        }
+        Ok(Some((measured, outlook)))
+    }
+}
+
 /// Prints a plan. A budget that is too small is a verdict, and a failure.
 pub fn show(request: &Request<'_>) -> Result<ExitCode> {
-    let options = request.load.options();
-    let sight = request.model.map(pull::sight).transpose()?;
-    let path = sight.as_ref().map_or_else(|| pull::locate_or_demo(None), |sight| Ok(sight.path.clone()))?;
-    // What a model needs is worth knowing also where the budget is too small.
-    let prospect = Prospect::new(&path, &options.clone().memory(u64::MAX).expert_memory(None))?;
-    let note = sight.as_ref().map_or(String::new(), Sight::note);
-    let plan = match prospect.plan_with(&options) {
+    let found = Found::of(request)?;
+    let Found { options, prospect, .. } = &found;
+    let plan = match prospect.plan_with(options) {
         Ok(plan) => plan,
         Err(error) => {
-            let least = prospect.least_memory(&options).ok();
-            let Some(verdict) = Verdict::refused(&error, least) else { return Err(error.into()) };
-            print(&if request.json {
-                let mut object = json!({ "least_memory": least });
-                verdict.tell(&mut object);
-                format!("{object:#}\n")
-            } else {
-                format!("{note}{}\n", wrapped(&verdict.sentence(), picture::width()))
-            })?;
-            return Ok(ExitCode::FAILURE);
+            let least = prospect.least_memory(options).ok();
+            return found.refuse(request, error, least);
         }
     };
-    let is_remote = sight.as_ref().is_some_and(Sight::is_remote);
-    let downloads = if is_remote { Some(hub::downloads()?) } else { None };
-    let folder = downloads.as_ref().map(hub::Downloads::folder);
-    let measured = match request.probe.then(|| Measured::new(&prospect, &options, folder)).transpose() {
-        // The sizes are worth knowing also where nothing can be written.
-        Err(error) if is_remote => {
-            eprintln!("No speed is predicted: {error:#}");
-            None
-        }
-        measured => measured?,
-    };
-    let mut outlook = measured.as_ref().map(|measured| measured.outlook(&prospect, &options)).transpose()?;
-    if let Some(outlook) = outlook.as_mut().filter(|_| is_remote) {
-        // The routers are not here, so nothing is known of their preferences.
-        outlook.skew = Skew::of_routers(&[]);
-    }
+    let (measured, outlook) = found.measure(request)?.unzip();
     let gpu = request.load.device()?;
-    let gpu = gpu.map(|gpu| OnGpu::new(gpu, &prospect, &options, outlook.as_ref())).transpose()?;
+    let gpu = gpu.map(|gpu| OnGpu::new(gpu, prospect, options, outlook.as_ref())).transpose()?;
     let machine = Machine::now().total;
-    let survey = Survey { prospect: &prospect, options: &options, plan: &plan, machine };
+    let survey = Survey { prospect, options, plan: &plan, machine };
     let forecast = Forecast {
         verdict: survey.verdict(measured.as_ref(), outlook.as_ref(), gpu.as_ref())?,
         plan: &plan,
@@ -135,7 +183,7 @@ pub fn show(request: &Request<'_>) -> Result<ExitCode> {
     print(&if request.json {
         format!("{:#}\n", forecast.json())
     } else {
-        note + &forecast.text(picture::width())
+        found.note() + &forecast.text(picture::width())
     })?;
     Ok(ExitCode::SUCCESS)
 }

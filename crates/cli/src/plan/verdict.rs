@@ -262,7 +262,7 @@ fn round_up(bytes: u64) -> u64 {
 }
 
 /// A number of which nobody knows more than the first digits.
-fn count(x: f64) -> String {
+pub fn count(x: f64) -> String {
     match x {
         x if x >= 100.0 => {
             let unit = 10f64.powf(x.log10().floor() - 1.0);

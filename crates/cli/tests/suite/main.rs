@@ -24,6 +24,7 @@ mod serve_forms;
 mod serve_life;
 mod serve_page;
 mod signals;
+mod stages;
 mod streaming;
 mod synth;
 mod trace;
