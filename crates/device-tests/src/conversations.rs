@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_engine::{Cancel, Engine, Precision, Session, TokenId, Turn};
-use forebay_testing::relative_error;
+use forebay_engine::{Cancel, Engine, Precision, Session, Stage, TokenId, Turn};
+use forebay_testing::{assert_same_bits, relative_error};
 
 use crate::device::{TestDevice, at_most, on};
 use crate::models::{KEEPING, containers, options, random_tokens};
@@ -132,5 +132,26 @@ pub fn a_conversation_goes_back<D: TestDevice>() {
         fresh.extend(&other).unwrap();
         let error = relative_error(session.logits(), fresh.logits());
         assert!(error < 1e-2, "{family}: {error}");
+    }
+}
+
+/// A model that is split by layers gives the bits of the whole model on the same device: prompts and single tokens.
+pub fn stages_change_no_bit<D: TestDevice>() {
+    let tokens = random_tokens(12, 50, 7);
+    for family in KEEPING {
+        let [file, _] = containers(family);
+        let options = on::<D>(Precision::Fast).chunk(8);
+        let first = Stage::open(&file, &options.clone().layers(0..1)).unwrap();
+        let whole = Engine::open(&file, &options).unwrap();
+        let staged = Engine::after(vec![Box::new(first.host())], &file, &options).unwrap();
+        let [mut alone, mut in_stages] = [&whole, &staged].map(Engine::session);
+        for session in [&mut alone, &mut in_stages] {
+            session.extend(&tokens).unwrap();
+        }
+        assert_same_bits(in_stages.logits(), alone.logits(), &format!("{family}, prompt"));
+        for session in [&mut alone, &mut in_stages] {
+            session.push(TokenId(9)).unwrap();
+        }
+        assert_same_bits(in_stages.logits(), alone.logits(), &format!("{family}, token"));
     }
 }

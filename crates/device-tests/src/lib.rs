@@ -67,6 +67,7 @@ macro_rules! conversations {
             snapshots_move_between_devices
             conversations_are_saved_and_loaded_while_others_compute
             a_conversation_goes_back
+            stages_change_no_bit
         }
     };
 }

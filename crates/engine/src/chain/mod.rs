@@ -191,6 +191,11 @@ impl Chain {
         Chain { conversation, ..self }
     }
 
+    /// The number of stages.
+    pub fn stages(&self) -> usize {
+        self.links.len()
+    }
+
     /// The most tokens that all stages compute in one pass.
     pub fn chunk(&self) -> usize {
         self.links.iter().map(|link| link.facts.chunk).min().expect("there is a stage")

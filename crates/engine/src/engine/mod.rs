@@ -423,6 +423,11 @@ impl Engine {
         self.0.chain.as_ref()
     }
 
+    /// The number of stages of the model, this engine included.
+    pub(crate) fn stages(&self) -> usize {
+        self.chain().map_or(1, |chain| chain.stages() + 1)
+    }
+
     /// The layers that are here, and how many the model has.
     pub fn span(&self) -> Span {
         self.0.model.span

@@ -8,6 +8,17 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// A range of a model's layers.
+///
+/// # Examples
+/// ```
+/// use forebay_engine::{Options, Stage};
+///
+/// # let model = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-qwen3moe-Q4_K_M.gguf"));
+/// let stage = Stage::open(model, &Options::new().threads(1).layers(2..4))?;
+/// assert_eq!(stage.span().to_string(), "layers 2..4 of 8");
+/// assert!(!stage.span().has_first() && stage.span().contains(3));
+/// # Ok::<(), forebay_engine::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// The first layer.

@@ -94,7 +94,8 @@ impl Engine {
     /// # Ok::<(), forebay_engine::Error>(())
     /// ```
     pub fn step<'a, 's>(&'a self, turns: &'a mut [Turn<'s>], cancel: &Cancel) -> Result<Step<'a, 's>> {
-        let (mut wanted, mut wanting, mut rows) = (Vec::new(), Vec::new(), 0);
+        let (mut wanted, mut wanting) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
+        let mut rows = 0;
         for (i, turn) in turns.iter().enumerate() {
             rows += turn.tokens.len();
             if turn.logits {
@@ -131,7 +132,8 @@ impl Engine {
         compute: impl FnOnce(&mut Batch<'_>, Pass<'_>) -> Result<T>,
     ) -> Result<T> {
         self.check_turns(turns)?;
-        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        let rows = turns.iter().map(|turn| turn.tokens.len()).sum();
+        let (mut tokens, mut positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         for turn in turns.iter_mut() {
             let start = turn.session.tokens.len();
             turn.session.go_back(start);

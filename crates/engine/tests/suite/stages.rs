@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ use forebay_testing::assert_same_bits;
 
 use crate::common::models::{KEEPING, containers, data, demo_model, options, random_tokens, tiny_models};
 use crate::common::served::{add, alone, assert_same, finish, request};
+use crate::common::slots::machine;
 
 /// The ranges of this many stages.
 fn split(layers: usize, stages: usize) -> Vec<Range<usize>> {
@@ -150,7 +151,7 @@ fn the_plans_of_the_stages_add_up_to_that_of_the_model() {
 fn only(model: &Path, layers: &Range<usize>, all: usize, folder: &Path) -> PathBuf {
     let path = folder.join(format!("{}-{}.gguf", layers.start, layers.end));
     std::fs::copy(model, &path).unwrap();
-    let copy = File::options().write(true).open(&path).unwrap();
+    let mut copy = File::options().write(true).open(&path).unwrap();
     let mut overwritten = 0;
     for tensor in &ModelFile::open(model).unwrap().tensors {
         let layer = tensor.name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse().ok());
@@ -160,7 +161,8 @@ fn only(model: &Path, layers: &Range<usize>, all: usize, folder: &Path) -> PathB
             None => layers.end == all,
         };
         if !keep {
-            copy.write_all_at(&vec![0xff; tensor.len as usize], tensor.offset).unwrap();
+            copy.seek(SeekFrom::Start(tensor.offset)).unwrap();
+            copy.write_all(&vec![0xff; tensor.len as usize]).unwrap();
             overwritten += 1;
         }
     }
@@ -474,11 +476,44 @@ fn a_crowd_answers_over_stages_as_over_one_engine() {
     }
 }
 
+/// The first stage has less memory for conversations than the others. A crowd gives way to that as to its own limit.
+#[test]
+fn conversations_that_do_not_fit_a_stage_wait_and_lose_nothing() {
+    let options = options(Precision::Fast).chunk(64);
+    let first = options.clone().layers(0..4).machine(machine()).context(1024);
+    let roomy = first.clone().memory(1 << 40);
+    let prospect = Prospect::new(&demo_model(), &roomy).unwrap();
+    let least = prospect.least_memory(&roomy).unwrap();
+    let stage = Stage::open(&demo_model(), &roomy.memory(least + (1 << 20))).unwrap();
+    let engine =
+        Engine::after(vec![Box::new(stage.host())], &demo_model(), &options.clone().context(1024)).unwrap();
+    let whole = Engine::open(&demo_model(), &options).unwrap();
+    let requests: Vec<Request> =
+        (0..5).map(|i| request(&random_tokens(600, 4096, 50 + i), 20 + i as usize, i)).collect();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(5));
+    let ears: Vec<_> = requests.iter().map(|request| add(&mut crowd, request)).collect();
+    let mut gave_way = 0;
+    while !crowd.is_empty() {
+        let before = crowd.running();
+        crowd.step(&Cancel::default()).unwrap();
+        gave_way += usize::from(crowd.waiting() > 0 && crowd.running() < before);
+    }
+    assert!(gave_way > 0, "memory suffices for all");
+    for (ear, request) in ears.iter().zip(&requests) {
+        assert_same(&ear.answer(), &alone(&whole, request), "with a small stage");
+    }
+}
+
 /// A first stage that tells of each batch.
 struct Telling(StageHost, Sender<()>);
 
-/// A second stage whose first batch waits until the first stage has another one.
-struct Waiting(StageHost, Option<Receiver<()>>);
+/// A second stage in which one batch, the `at`th, waits until the first stage has got the one after it.
+struct Waiting {
+    host: StageHost,
+    at: usize,
+    batches: usize,
+    told: Receiver<()>,
+}
 
 fn is_batch(message: &[u8]) -> bool {
     message.windows(7).any(|word| word == b"Forward")
@@ -499,12 +534,14 @@ impl Transport for Telling {
 
 impl Transport for Waiting {
     fn call(&mut self, message: &[u8]) -> Result<Vec<u8>, Lost> {
-        if let Some(batches) = self.1.take_if(|_| is_batch(message)) {
-            for batch in ["its own", "the other thread's"] {
-                batches.recv_timeout(Duration::from_secs(60)).expect(batch);
+        self.batches += usize::from(is_batch(message));
+        if is_batch(message) && self.batches == self.at {
+            for batch in 1..=self.at + 1 {
+                let told = self.told.recv_timeout(Duration::from_secs(60));
+                told.unwrap_or_else(|_| panic!("batch {batch} is not in the first stage"));
             }
         }
-        Ok(self.0.handle(message))
+        Ok(self.host.handle(message))
     }
 
     fn restart(&mut self) -> Result<(), Lost> {
@@ -512,21 +549,39 @@ impl Transport for Waiting {
     }
 }
 
+/// A model in three stages. In the second one, the `at`th batch waits until the next one is in the first stage.
+fn waiting(model: &Path, options: &Options, at: usize) -> Engine {
+    let ranges = split(layers_of(model), 3);
+    let host = |i: usize| Stage::open(model, &options.clone().layers(ranges[i].clone())).unwrap().host();
+    let (sender, told) = channel();
+    let second = Waiting { host: host(1), at, batches: 0, told };
+    Engine::after(vec![Box::new(Telling(host(0), sender)), Box::new(second)], model, options).unwrap()
+}
+
 #[test]
 fn batches_of_different_threads_are_in_different_stages_at_once() {
-    let model = data("golden/qwen3moe.gguf");
-    let options = options(Precision::Fast);
-    let stage = |layers| Stage::open(&model, &options.clone().layers(layers)).unwrap().host();
-    let (sender, receiver) = channel();
-    let stages: Vec<Box<dyn Transport>> =
-        vec![Box::new(Telling(stage(0..1), sender)), Box::new(Waiting(stage(1..2), Some(receiver)))];
-    let engine = Engine::after(stages, &model, &options).unwrap();
+    let engine = waiting(&data("golden/qwen3moe.gguf"), &options(Precision::Fast), 1);
     std::thread::scope(|scope| {
         for token in [3, 4] {
             let engine = &engine;
             scope.spawn(move || engine.session().push(TokenId(token)).unwrap());
         }
     });
+}
+
+/// The first batch is both prompts. Then each answer's token is a batch.
+#[test]
+fn the_answers_of_a_crowd_are_in_different_stages_at_once() {
+    let model = data("golden/qwen3moe.gguf");
+    let engine = waiting(&model, &options(Precision::Fast), 2);
+    let whole = Engine::open(&model, &options(Precision::Fast)).unwrap();
+    let mut crowd = Crowd::new(&engine, CrowdOptions::new(2));
+    let requests = [42, 43].map(|seed| request(&random_tokens(9, 160, seed), 8, seed));
+    let ears = requests.each_ref().map(|request| add(&mut crowd, request));
+    finish(&mut crowd);
+    for (ear, request) in ears.iter().zip(&requests) {
+        assert_same(&ear.answer(), &alone(&whole, request), "in three stages");
+    }
 }
 
 #[test]

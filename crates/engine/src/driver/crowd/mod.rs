@@ -4,6 +4,7 @@
 //! requests' prompts. If no request generates, these parts are as large as possible. Otherwise they are so small that
 //! the generating requests do not wait long (`pace.rs`).
 
+mod batch;
 mod member;
 mod pace;
 mod place;
@@ -12,6 +13,7 @@ mod queue;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use batch::{Done, Failure};
 use member::{Asked, Member, Outcome, Start};
 use pace::{Pace, divide};
 use queue::{Queue, Waiting};
@@ -21,7 +23,6 @@ use crate::driver::prefix::{PrefixMeters, PrefixOptions, Prefixes, Room};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Answer, Event, Request};
-use crate::session::Turn;
 
 /// The longest time between two tokens of an answer while prompts are processed, if the machine is fast enough.
 const PACE: Duration = Duration::from_millis(500);
@@ -135,14 +136,6 @@ struct Share {
     tokens: usize,
 }
 
-/// Where a pass failed.
-enum Failure {
-    /// Before it returned logits: it may be repeated.
-    Pass(Error),
-    /// With its logits. Some tokens may have been chosen already, so the pass must not be repeated.
-    Logits(Error),
-}
-
 impl Crowd {
     /// A crowd without requests.
     pub fn new(engine: &Engine, mut options: CrowdOptions) -> Crowd {
@@ -214,7 +207,8 @@ impl Crowd {
     /// short time and counts as [idle](Self::idle_steps).
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if `cancel` was cancelled. Then the state is the same as before the step.
+    /// [`Error::Cancelled`] if `cancel` was cancelled. Then the state is the same as before the step, except that some
+    /// requests may have a token more if the model has several stages.
     pub fn step(&mut self, cancel: &Cancel) -> Result<usize> {
         self.dismiss();
         self.take_files(Duration::ZERO);
@@ -406,7 +400,7 @@ impl Crowd {
     fn wait_for_memory(&mut self, mut short: Vec<(u64, Error)>) {
         short.sort_by_key(|(number, _)| *number);
         while let Some((number, error)) = short.pop() {
-            let Some(i) = self.active.iter().position(|member| member.number == number) else { continue };
+            let Some(i) = self.index(number) else { continue };
             let is_alone =
                 !self.active.iter().enumerate().any(|(j, other)| j != i && self.holds_memory(other));
             if !is_alone {
@@ -445,20 +439,48 @@ impl Crowd {
         }
     }
 
-    /// Computes these parts of the running requests. An error such as an unreadable expert may concern only some of
-    /// them. So each half is tried again without the other, until only the requests that fail on their own are left.
-    /// Repeating a pass is safe because bits do not depend on which requests share it.
+    /// Computes these parts of the running requests, in several batches at once if the model has several stages.
     ///
     /// # Errors
     /// Only errors that concern all requests: a cancelled pass, not enough memory, a lost device.
     fn compute(&mut self, parts: &[Share], cancel: &Cancel) -> Result<()> {
-        match self.pass(parts, cancel) {
-            Ok(()) => Ok(()),
-            Err(
-                Failure::Pass(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_)))
-                | Failure::Logits(error @ Error::DeviceLost(_)),
-            ) => Err(error),
-            Err(Failure::Pass(error)) if parts.len() > 1 => {
+        let writes = |part: &Share| self.member(part.number).is_some_and(|member| member.writes());
+        let parts: Vec<_> = parts.iter().map(|part| (*part, writes(part))).collect();
+        let batches = batch::divide_batches(&parts, self.engine.stages());
+        for (part, _) in &parts {
+            if let Some(i) = self.index(part.number) {
+                self.active[i].served = self.passes;
+            }
+        }
+        let start = Instant::now();
+        let computed = batch::compute(&self.engine, &mut self.active, &batches, cancel);
+        let prompt_rows = computed.iter().flatten().map(|done| done.prompt_rows).sum();
+        self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
+        let mut result = Ok(());
+        for (batch, computed) in batches.iter().zip(computed) {
+            let handled = match computed {
+                Ok(done) => {
+                    self.take(done);
+                    Ok(())
+                }
+                Err(failure) => self.repeat(batch, failure, cancel),
+            };
+            result = result.and(handled);
+        }
+        result
+    }
+
+    /// Handles a failed batch. An error such as an unreadable expert may concern only some of its requests. So each half
+    /// is tried again without the other, until only the requests that fail on their own are left. Repeating a batch is
+    /// safe because bits do not depend on which requests share it.
+    ///
+    /// # Errors
+    /// As [`compute`](Self::compute).
+    fn repeat(&mut self, parts: &[Share], failure: Failure, cancel: &Cancel) -> Result<()> {
+        match failure {
+            Failure::Pass(error @ (Error::Cancelled | Error::Budget { .. } | Error::DeviceLost(_)))
+            | Failure::Logits(error @ Error::DeviceLost(_)) => Err(error),
+            Failure::Pass(error) if parts.len() > 1 => {
                 tracing::warn!(
                     "a pass for {} requests failed, and is repeated in halves: {error}",
                     parts.len()
@@ -467,78 +489,51 @@ impl Crowd {
                 self.compute(first, cancel)?;
                 self.compute(second, cancel)
             }
-            Err(Failure::Pass(error) | Failure::Logits(error)) => {
+            Failure::Pass(error) | Failure::Logits(error) => {
                 self.fail(parts, &error);
                 Ok(())
             }
         }
     }
 
-    fn pass(&mut self, parts: &[Share], cancel: &Cancel) -> Result<(), Failure> {
-        let mut turns = Vec::new();
-        let mut writings = Vec::new();
-        let mut chosen = Vec::new();
-        let mut leaving = Vec::new();
-        let (mut rows, mut prompt_rows) = (0, 0);
-        for (i, member) in self.active.iter_mut().enumerate() {
-            let Some(&Share { tokens: count, .. }) = parts.iter().find(|part| part.number == member.number)
-            else {
-                continue;
-            };
-            let writes = member.writes();
-            rows += count;
-            prompt_rows += if writes { 0 } else { count };
-            leaving.push((member.cancel.clone(), count));
-            member.served = self.passes;
-            let Member { session, text, marks, writing, .. } = member;
-            let rest = &text[session.tokens().len()..];
-            turns.push(Turn { session, tokens: &rest[..count], logits: count == rest.len(), marks });
-            writings.push(writing);
-            chosen.push((i, None));
-        }
-        let start = Instant::now();
-        let give_up = {
-            let all = cancel.clone();
-            let gone = move || {
-                leaving.iter().filter(|(cancel, _)| cancel.is_cancelled()).map(|(_, n)| n).sum::<usize>()
-            };
-            Cancel::when(move || all.is_cancelled() || 2 * gone() > rows)
-        };
-        let mut step = self.engine.step(&mut turns, &give_up).map_err(Failure::Pass)?;
-        while let Some((turn, mut logits)) = step.next_row().map_err(Failure::Logits)? {
-            chosen[turn].1 = match writings[turn].choose(&mut logits) {
-                // This concerns all requests.
-                Err(error @ Error::DeviceLost(_)) => return Err(Failure::Logits(error)),
-                choice => Some(choice),
-            };
-        }
-        step.finish().map_err(Failure::Logits)?;
-        self.pace.learn(prompt_rows, start.elapsed().as_secs_f64());
-        let (mut ended, mut short) = (Vec::new(), Vec::new());
-        for (i, chosen) in chosen {
+    /// Reports what a batch computed and chose to the listeners.
+    fn take(&mut self, done: Done) {
+        let mut short = Vec::new();
+        for (number, chosen) in done.chosen {
+            let Some(i) = self.index(number) else { continue };
             let member = &mut self.active[i];
             if member.tell_progress() {
                 self.stalled = None;
             }
-            match chosen {
-                None => {}
+            let outcome = match chosen {
+                None => continue,
                 Some(Ok(choice)) => {
                     self.stalled = None;
                     self.written += 1;
-                    if !member.take(choice) {
-                        ended.push((i, Outcome::Ended));
+                    if member.take(choice) {
+                        continue;
                     }
+                    Outcome::Ended
                 }
-                Some(Err(error @ Error::Budget { .. })) => short.push((member.number, error)),
-                Some(Err(error)) => ended.push((i, Outcome::Failed(error))),
-            }
-        }
-        for (i, outcome) in ended.into_iter().rev() {
+                Some(Err(error @ Error::Budget { .. })) => {
+                    short.push((number, error));
+                    continue;
+                }
+                Some(Err(error)) => Outcome::Failed(error),
+            };
             let member = self.active.remove(i);
             self.end(member, outcome);
         }
         self.wait_for_memory(short);
-        Ok(())
+    }
+
+    /// The place of a running request.
+    fn index(&self, number: u64) -> Option<usize> {
+        self.active.iter().position(|member| member.number == number)
+    }
+
+    fn member(&self, number: u64) -> Option<&Member> {
+        self.index(number).map(|i| &self.active[i])
     }
 
     /// Divides the next pass among the running requests.
