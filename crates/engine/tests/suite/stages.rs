@@ -499,6 +499,8 @@ fn conversations_that_do_not_fit_a_stage_wait_and_lose_nothing() {
         gave_way += usize::from(crowd.waiting() > 0 && crowd.running() < before);
     }
     assert!(gave_way > 0, "memory suffices for all");
+    // Otherwise requests would start again and again before there is room for them.
+    assert!(gave_way <= 10, "{gave_way} times");
     for (ear, request) in ears.iter().zip(&requests) {
         assert_same(&ear.answer(), &alone(&whole, request), "with a small stage");
     }
