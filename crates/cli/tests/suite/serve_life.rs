@@ -130,13 +130,16 @@ fn answers_that_take_too_long_do_not_keep_the_server() {
     let body = endless(&server);
     let mut stream = server.stream(CHAT, &body);
     stream.next().unwrap();
+    let whole = server.send("POST", CHAT, &[], body.to_string().as_bytes());
+    // These two may end by themselves. So they begin last, and many others that do not end make them slow.
+    let _others: Vec<_> =
+        (0..12).map(|_| server.send("POST", CHAT, &[], body.to_string().as_bytes())).collect();
+    server.wait_for_metric("forebay_requests_open", 14.0, SOON);
     let mut message =
         server.stream("/v1/messages", &json!({ "messages": body["messages"], "max_tokens": 900 }));
-    message.next().unwrap();
     let mut response = server.stream("/v1/responses", &json!({ "input": "Tell me a story." }));
+    message.next().unwrap();
     response.next().unwrap();
-    let whole = server.send("POST", CHAT, &[], body.to_string().as_bytes());
-    server.wait_for_metric("forebay_requests_open", 4.0, SOON);
     server.signal("TERM");
     // Those who wait are told why there is no more.
     let chunks = stream.chunks();
