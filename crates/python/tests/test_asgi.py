@@ -123,11 +123,21 @@ def test_clients_have_to_pass_the_checks(llm):
         llm.asgi(port=80)
 
 
+def counted(app, name):
+    """A counter of the server."""
+    metrics = asyncio.run(app.request("GET", "/metrics")).body.decode()
+    [line] = [line for line in metrics.splitlines() if line.startswith(f"forebay_{name} ")]
+    return float(line.split()[1])
+
+
 def busy_answers(app):
     """How many answers are being computed."""
-    metrics = asyncio.run(app.request("GET", "/metrics")).body.decode()
-    [line] = [line for line in metrics.splitlines() if line.startswith("forebay_requests_running ")]
-    return float(line.split()[1])
+    return counted(app, "requests_running")
+
+
+def cancelled_answers(app):
+    """How many answers were cancelled."""
+    return counted(app, "answers_cancelled_total")
 
 
 def wait_until(condition):
@@ -161,9 +171,10 @@ def test_a_client_that_leaves_cancels_its_answer(app):
 
         await asyncio.wait_for(app(scope(), receive, send), 60)
 
+    before = cancelled_answers(app)
     asyncio.run(leave())
-    assert sent[-1]["more_body"] and len(sent) < 1000
-    wait_until(lambda: busy_answers(app) == 0)
+    assert sent[-1].get("more_body"), "the answer has ended by itself"
+    wait_until(lambda: cancelled_answers(app) == before + 1)
 
 
 def test_a_cancelled_task_and_a_closed_iterator_cancel_the_answer(app):
@@ -173,15 +184,16 @@ def test_a_cancelled_task_and_a_closed_iterator_cancel_the_answer(app):
         await anext(parts)
         await asyncio.to_thread(wait_until, lambda: busy_answers(app) == 1)
         await parts.aclose()
-        await asyncio.to_thread(wait_until, lambda: busy_answers(app) == 0)
+        await asyncio.to_thread(wait_until, lambda: cancelled_answers(app) == before + 1)
         task = asyncio.create_task(ask(app, ENDLESS))
         await asyncio.to_thread(wait_until, lambda: busy_answers(app) == 1)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
+    before = cancelled_answers(app)
     asyncio.run(cancel())
-    wait_until(lambda: busy_answers(app) == 0)
+    wait_until(lambda: cancelled_answers(app) == before + 2)
 
 
 def test_the_model_s_end_is_its_applications_end():
@@ -212,9 +224,10 @@ def test_uvicorn_streams_and_cancels(app, llm):
         url = f"{address}/v1/chat/completions"
         with urllib.request.urlopen(url, json.dumps({**STORY, "stream": True}).encode(), timeout=30) as response:
             assert "".join(contents(response.read())) == llm.chat("Tell me a story.", max_tokens=12, temperature=0).text
+        before = cancelled_answers(app)
         with urllib.request.urlopen(url, ENDLESS, timeout=30) as response:
             assert response.readline().startswith(b"data: ")
             wait_until(lambda: busy_answers(app) == 1)
-        wait_until(lambda: busy_answers(app) == 0)
+        wait_until(lambda: cancelled_answers(app) == before + 1)
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(url, b"no JSON", timeout=30)

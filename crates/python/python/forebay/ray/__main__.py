@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "serve":
             named = {"model": args.model, "replicas": args.replicas, "resource": args.resource}
             application = app({**options, **named})
-            serve.start(http_options={"host": args.host, "port": args.port})
+            serve.start(proxy_location="EveryNode", http_options={"host": args.host, "port": args.port})
             serve.run(application, name="forebay", blocking=True)
             return 0
         result = _batch.batch(

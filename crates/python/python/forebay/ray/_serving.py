@@ -9,7 +9,6 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 import forebay
@@ -126,7 +125,7 @@ class Ingress:
             parts = self._engines.remote(*request, peer=tuple(peer) if peer else None, prefixes=names)
             has_begun = asyncio.Event()
             try:
-                return await self._pass_on(parts, receive, send, has_begun)
+                return await self._pass_on(parts, send, has_begun)
             except RayActorError:
                 # The replica is gone. Another one can answer as long as the client has had nothing.
                 if has_begun.is_set() or tries == TRIES:
@@ -146,9 +145,8 @@ class Ingress:
         return bytes(body)
 
     async def _pass_on(
-        self, parts: DeploymentResponseGenerator[Any], receive: Receive, send: Send, has_begun: asyncio.Event
+        self, parts: DeploymentResponseGenerator[Any], send: Send, has_begun: asyncio.Event
     ) -> None:
-        left = asyncio.create_task(_left(receive, parts))
         try:
             async for part in parts:
                 if has_begun.is_set():
@@ -158,16 +156,6 @@ class Ingress:
                     has_begun.set()
                     await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
-        except RequestCancelledError:
-            pass
         finally:
-            left.cancel()
+            # Ray cancels this task when the client leaves.
             parts.cancel()
-
-
-async def _left(receive: Receive, parts: DeploymentResponseGenerator[Any]) -> None:
-    """Cancels a request when its client leaves."""
-    while (await receive())["type"] == "http.request":
-        # The rest of a body that is too large.
-        pass
-    parts.cancel()
