@@ -66,7 +66,8 @@ def test_answers_follow_from_the_requests_in_either_format(cluster, tmp_path):
     requests.append({"custom_id": "refused", "body": {"messages": [], "stream": True}})
     requests.append({"custom_id": "text", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 3}})
     lines = write(tmp_path / "in.jsonl", requests)
-    table = {name: [json.dumps(request[name]) if name == "body" else request.get(name) for request in requests] for name in ("custom_id", "url", "body")}
+    table = {name: [request.get(name) for request in requests] for name in ("custom_id", "url")}
+    table["body"] = [json.dumps(request["body"]) for request in requests]
     pa.parquet.write_table(pa.table(table), tmp_path / "in.parquet")
     texts = []
     for source in (lines, tmp_path / "in.parquet"):

@@ -75,7 +75,8 @@ def test_the_anthropic_api_and_errors_of_the_server(address):
 
 def test_conversations_stay_on_their_replicas(address):
     subjects = ["a cat", "a dog", "the sea", "a bird", "a house", "the moon"]
-    conversations = {subject: [{"role": "system", "content": "Be brief."}, user(f"Tell me of {subject}.")] for subject in subjects}
+    system = {"role": "system", "content": "Be brief."}
+    conversations = {subject: [system, user(f"Tell me of {subject}.")] for subject in subjects}
     replicas = {subject: set() for subject in subjects}
     for turn in range(4):
         for subject, messages in conversations.items():

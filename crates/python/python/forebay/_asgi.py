@@ -124,8 +124,9 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         peer = scope.get("client")
+        address = tuple(peer) if peer else None
         exchange = Exchange(
-            self._native, scope["method"], target_of(scope), list(scope["headers"]), peer=tuple(peer) if peer else None, trusted=False
+            self._native, scope["method"], target_of(scope), scope["headers"], peer=address, trusted=False
         )
         upload = asyncio.create_task(_upload(exchange, receive))
         try:

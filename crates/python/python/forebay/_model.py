@@ -303,8 +303,8 @@ class Model:
     def asgi(self, **options: Unpack[ServerOptions]) -> Application:
         """The model as an ASGI application, with the APIs that `forebay serve` has. ServerOptions lists the options.
 
-        Any ASGI server can run it, such as uvicorn: `uvicorn.run(llm.asgi(), port=8080)`. It computes its answers apart from those
-        of the model's other methods, with as many answers at once as the model has, and shares their memory.
+        Any ASGI server can run it, such as uvicorn: `uvicorn.run(llm.asgi(), port=8080)`. It computes its answers apart from
+        those of the model's other methods, with as many at once as the model has, and shares their memory.
         """
         known = {"name": self.name, **SERVER_DEFAULTS}
         if unknown := options.keys() - known.keys():

@@ -12,6 +12,7 @@ from forebay.ray import _batch
 from forebay.ray._serving import app
 from forebay.ray._settings import pairs
 
+MODEL = "a path that each machine has, or OWNER/NAME:QUANT; the demo model by default"
 OPTIONS = "options of the model, such as memory=24G; forebay.LoadOptions lists them"
 
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
 
     serving = commands.add_parser("serve", help="serve replicas of a model over the APIs of OpenAI and Anthropic")
-    serving.add_argument("model", nargs="?", help="a path that each machine has, or OWNER/NAME:QUANT; the demo model by default")
+    serving.add_argument("model", nargs="?", help=MODEL)
     serving.add_argument("--replicas", type=int, default=1, metavar="N", help="at most one on each machine (default: 1)")
     serving.add_argument("--resource", metavar="NAME", help="a custom resource of Ray, of which each replica takes 1")
     serving.add_argument("--host", default="127.0.0.1", help="address that each machine listens on (default: 127.0.0.1)")
@@ -29,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serving.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help=OPTIONS + ", and forebay.ServerOptions")
 
     batch = commands.add_parser("batch", help="answer a file of requests on all machines")
-    batch.add_argument("source", metavar="IN", help=".jsonl as for `forebay batch`, or .parquet with custom_id, body and perhaps url")
+    batch.add_argument("source", metavar="IN", help=".jsonl as for `forebay batch`, or .parquet")
     batch.add_argument("--out", required=True, metavar="DIR", help="folder for the answers; those that it has are kept")
-    batch.add_argument("--model", help="a path that each machine has, or OWNER/NAME:QUANT; the demo model by default")
-    batch.add_argument("--rows", type=int, default=_batch.ROWS, metavar="N", help="requests of a file of answers (default: %(default)s)")
+    batch.add_argument("--model", help=MODEL)
+    batch.add_argument("--rows", type=int, default=_batch.ROWS, metavar="N", help="requests recorded together (default: 32)")
     batch.add_argument("--resource", default=_batch.RESOURCE, metavar="NAME", help="default: %(default)s")
     batch.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help=OPTIONS)
 
