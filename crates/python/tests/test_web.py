@@ -11,10 +11,18 @@ import urllib.request
 
 import pytest
 import uvicorn
+from conftest import DEMO
 
 import forebay
 
 STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    """A model of its own: its server ends with it."""
+    with forebay.Model(DEMO, device="cpu", memory="1G") as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
