@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_engine::Error;
-use pyo3::PyErr;
+use pyo3::{PyErr, PyResult};
 
 // They are written in Python, so that they have attributes and can be pickled.
 mod exceptions {
@@ -17,13 +17,20 @@ mod exceptions {
 use exceptions::{BudgetError, Cancelled, ContextError, FileError, ForebayError, RequestError};
 
 /// What the engine's messages call the options of a library's caller, and the arguments that set them.
-const ARGUMENTS: [(&str, &str); 6] = [
+const ARGUMENTS: [(&str, &str); 13] = [
     ("Options::device = None", "device=\"cpu\""),
     ("Options::io = IoMethod::Pool", "io=\"pool\""),
     ("Options::expert_memory", "expert_memory="),
     ("Options::memory", "memory="),
     ("Options::context", "context="),
     ("the device's memory limit", "vram="),
+    ("Prompter::with_template", "chat_template="),
+    ("ServerOptions::keys", "keys="),
+    ("ServerOptions::max_body", "max_body="),
+    ("ServerOptions::origins", "origins="),
+    ("ServerOptions::parallel", "parallel="),
+    ("ServerOptions::queue", "queue="),
+    ("ServerOptions::timeout", "timeout="),
 ];
 
 /// A message of the engine, in terms of arguments.
@@ -47,6 +54,17 @@ pub fn hub_exception(error: forebay_hub::Error, model: Option<&Path>) -> PyErr {
 /// The exception for something that is wrong with the package's own state.
 pub fn failure(message: &str) -> PyErr {
     ForebayError::new_err(message.to_owned())
+}
+
+/// Checks that this process is the one that loaded a model.
+///
+/// # Errors
+/// If it is a fork of that one, which has none of the threads that compute.
+pub fn check_process(loader: u32) -> PyResult<()> {
+    if loader == std::process::id() {
+        return Ok(());
+    }
+    Err(failure("the model was loaded by the process that this one was forked from: load it in this process"))
 }
 
 fn about(error: Error, field: Option<String>) -> PyErr {

@@ -12,6 +12,7 @@ mod model;
 mod openai;
 mod progress;
 mod requests;
+mod server;
 mod session;
 mod stream;
 mod tokenizer;
@@ -29,6 +30,8 @@ mod _native {
     use crate::model::{Model, plan};
     #[pymodule_export]
     use crate::openai::OpenAi;
+    #[pymodule_export]
+    use crate::server::{Exchange, Server};
     #[pymodule_export]
     use crate::session::{Logits, Session};
     #[pymodule_export]

@@ -30,12 +30,23 @@ pub struct Arguments {
 
 /// A number of bytes, or a text such as 8G.
 #[derive(FromPyObject)]
-enum Size {
+pub enum Size {
     Bytes(u64),
     Text(String),
 }
 
 impl Size {
+    /// The number of bytes.
+    ///
+    /// # Errors
+    /// If the text says no number of bytes.
+    pub fn bytes(&self) -> Result<u64> {
+        match self {
+            Size::Bytes(bytes) => Ok(*bytes),
+            Size::Text(text) => text.parse().map(|Bytes(bytes)| bytes),
+        }
+    }
+
     fn memory(&self) -> Result<u64> {
         let text = match self {
             Size::Bytes(bytes) => &bytes.to_string(),

@@ -7,11 +7,12 @@ use forebay_engine::{Cancel, Driver, DriverOptions, Engine, PrefixOptions, Promp
 use forebay_server::openai::{Answers, Endpoint};
 use pyo3::prelude::*;
 
-use crate::errors::{exception, failure, hub_exception, in_arguments};
+use crate::errors::{check_process, exception, failure, hub_exception, in_arguments};
 use crate::loading::{Arguments, Loading};
 use crate::openai::OpenAi;
 use crate::progress::Progress;
 use crate::requests::{Asked, json};
+use crate::server::{Means, Server, ServerArguments, Serving};
 use crate::session::{Held, Session};
 use crate::stream::{Messenger, Stream};
 use crate::tokenizer::Tokenizer;
@@ -37,16 +38,15 @@ pub struct Open {
     /// Cancels the driver.
     pub leave: Cancel,
     pub messenger: Messenger,
+    parallel: usize,
+    prefix_cache: bool,
     sessions: Arc<Mutex<Vec<Weak<Held>>>>,
+    servers: Arc<Mutex<Vec<Weak<Serving>>>>,
 }
 
 impl Core {
     fn open(&self) -> PyResult<Open> {
-        if self.process != std::process::id() {
-            return Err(failure(
-                "the model was loaded by the process that this one was forked from: load it in this process",
-            ));
-        }
+        check_process(self.process)?;
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.clone().ok_or_else(|| failure("the model is closed: load it again"))
     }
@@ -77,9 +77,11 @@ impl Core {
             return Ok(());
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Open { driver, sessions, .. }) = open else { return Ok(()) };
+        let Some(Open { driver, sessions, servers, .. }) = open else { return Ok(()) };
         driver.leave();
         wait(py, &Cancel::default(), move || {
+            let servers = std::mem::take(&mut *servers.lock().unwrap_or_else(PoisonError::into_inner));
+            servers.iter().filter_map(Weak::upgrade).for_each(|server| server.close());
             driver.join();
             let sessions = std::mem::take(&mut *sessions.lock().unwrap_or_else(PoisonError::into_inner));
             sessions.iter().filter_map(Weak::upgrade).for_each(|session| session.close());
@@ -169,6 +171,22 @@ impl Model {
         Ok(OpenAi::of(wait(py, &Cancel::default(), ask)?.map_err(exception)?))
     }
 
+    /// Starts a server, which answers requests with a thread of its own beside the model's: it divides its places among clients.
+    fn serve(&self, arguments: ServerArguments) -> PyResult<Server> {
+        let open = self.0.open()?;
+        let means = Means {
+            prompter: open.driver.prompter().clone(),
+            parallel: open.parallel,
+            prefix_cache: open.prefix_cache,
+            messenger: open.messenger,
+        };
+        let (server, serving) = Server::start(arguments, means).map_err(exception)?;
+        let mut servers = open.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        servers.retain(|server| server.strong_count() > 0);
+        servers.push(Arc::downgrade(&serving));
+        Ok(server)
+    }
+
     /// An empty session.
     fn session(&self) -> PyResult<Session> {
         Session::of(&self.0, self.0.engine()?.session())
@@ -243,7 +261,9 @@ fn start(engine: &Engine, loading: &Loading) -> Result<Open> {
     }
     options.prompter = Some(Prompter::new(engine).with_template(loading.template(engine)?));
     let (driver, messenger) = (Driver::start(engine, options)?, Messenger::start()?);
-    Ok(Open { driver, leave, messenger, sessions: Arc::default() })
+    let (sessions, servers) = (Arc::default(), Arc::default());
+    let (parallel, prefix_cache) = (loading.parallel, loading.prefix_cache);
+    Ok(Open { driver, leave, messenger, parallel, prefix_cache, sessions, servers })
 }
 
 /// How memory would be divided: the plan, the least memory that suffices, and the least that holds all experts. Of a model

@@ -98,7 +98,7 @@ impl Stream {
 
     /// Has a function called on another thread each time when there is something to poll.
     fn wake(&self, function: Py<PyAny>) {
-        let waker = Waker { function: Arc::new(function), messenger: self.messenger.clone() };
+        let waker = Waker::new(function, &self.messenger);
         let mut state = self.inbox.lock();
         if state.ended || !state.events.is_empty() {
             waker.wake();
@@ -233,13 +233,19 @@ impl Messenger {
 }
 
 /// Wakes whoever waits for an answer without blocking a thread.
-struct Waker {
+#[derive(Clone)]
+pub struct Waker {
     function: Arc<Py<PyAny>>,
     messenger: Messenger,
 }
 
 impl Waker {
-    fn wake(&self) {
+    /// Calls this function.
+    pub fn new(function: Py<PyAny>, messenger: &Messenger) -> Waker {
+        Waker { function: Arc::new(function), messenger: messenger.clone() }
+    }
+
+    pub fn wake(&self) {
         // The thread ends after the last sender.
         let _ = self.messenger.0.send(Arc::clone(&self.function));
     }

@@ -9,6 +9,7 @@ The whole description is in docs/python.md of the repository.
 """
 
 from forebay._answers import Answer, Logprob, Message, Piece, Stats, ToolCall
+from forebay._asgi import Application, Response, ServerOptions
 from forebay._errors import BudgetError, Cancelled, ContextError, FileError, ForebayError, RequestError
 from forebay._memory import DevicePlan, MemoryUse, Meters, Plan
 from forebay._model import AnswerOptions, ChatOptions, LoadOptions, Model, plan
@@ -18,6 +19,7 @@ from forebay._streams import AsyncStream, Stream
 __all__ = [
     "Answer",
     "AnswerOptions",
+    "Application",
     "AsyncStream",
     "BudgetError",
     "Cancelled",
@@ -36,6 +38,8 @@ __all__ = [
     "Piece",
     "Plan",
     "RequestError",
+    "Response",
+    "ServerOptions",
     "Session",
     "Stats",
     "Stream",

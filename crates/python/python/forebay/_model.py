@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 from forebay import _native
 from forebay._answers import Answer, Message, json_of
+from forebay._asgi import SERVER_DEFAULTS, Application, ServerOptions
 from forebay._errors import RequestError
 from forebay._memory import MemoryUse, Meters, Plan, plan_of
 from forebay._native import Session, Tokenizer
@@ -298,6 +299,17 @@ class Model:
             return _objects(answers)
         [answer] = _objects(answers)
         return answer
+
+    def asgi(self, **options: Unpack[ServerOptions]) -> Application:
+        """The model as an ASGI application, with the APIs that `forebay serve` has. ServerOptions lists the options.
+
+        Any ASGI server can run it, such as uvicorn: `uvicorn.run(llm.asgi(), port=8080)`. It computes its answers apart from
+        those of the model's other methods, with as many at once as the model has, and shares their memory.
+        """
+        known = {"name": self.name, **SERVER_DEFAULTS}
+        if unknown := options.keys() - known.keys():
+            raise TypeError(f"there is no option {min(unknown)!r}; see forebay.ServerOptions")
+        return Application(self._native.serve({**known, **options}))
 
     def session(self) -> Session:
         """An empty session: a conversation in tokens, with its logits."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, final
 
-__all__ = ["Logits", "Model", "OpenAi", "Session", "Stream", "Tokenizer", "locate", "plan"]
+__all__ = ["Exchange", "Logits", "Model", "OpenAi", "Server", "Session", "Stream", "Tokenizer", "locate", "plan"]
 
 @final
 class Model:
@@ -19,6 +19,7 @@ class Model:
     def chat(self, body: str, grammar: str | None = None) -> Stream: ...
     def complete(self, body: str, grammar: str | None = None) -> list[Stream]: ...
     def openai(self, model: str, body: str) -> OpenAi: ...
+    def serve(self, arguments: Mapping[str, Any]) -> Server: ...
     def session(self) -> Session: ...
     def load_session(self, path: str | os.PathLike[str]) -> Session: ...
     @property
@@ -39,6 +40,26 @@ class Model:
 
 def locate(model: str | None, progress: Callable[[int, int], object]) -> tuple[str, str]: ...
 def plan(model: str | None, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]: ...
+
+@final
+class Server:
+    def request(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        peer: tuple[str, int] | None,
+        trusted: bool,
+        ready: Callable[[], object],
+    ) -> Exchange: ...
+    def close(self) -> None: ...
+
+@final
+class Exchange:
+    def feed(self, data: bytes, more: bool) -> bool: ...
+    def poll(self) -> tuple[Any, ...] | None: ...
+    def close(self) -> None: ...
 
 @final
 class Stream:
