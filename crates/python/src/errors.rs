@@ -17,12 +17,16 @@ mod exceptions {
 use exceptions::{BudgetError, Cancelled, ContextError, FileError, ForebayError, RequestError};
 
 /// What the engine's messages call the options of a library's caller, and the arguments that set them.
-const ARGUMENTS: [(&str, &str); 13] = [
+const ARGUMENTS: [(&str, &str); 17] = [
     ("Options::device = None", "device=\"cpu\""),
     ("Options::io = IoMethod::Pool", "io=\"pool\""),
     ("Options::expert_memory", "expert_memory="),
+    ("Options::layers", "layers="),
     ("Options::memory", "memory="),
     ("Options::context", "context="),
+    ("Engine::after", "Model(stages=)"),
+    ("Engine::open", "Model without stages"),
+    ("Stage::open", "Stage"),
     ("the device's memory limit", "vram="),
     ("Prompter::with_template", "chat_template="),
     ("ServerOptions::keys", "keys="),

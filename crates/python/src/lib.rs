@@ -2,8 +2,8 @@
 //! there, above the classes of this module.
 //!
 //! The driver's thread computes all answers. A call from Python never computes on its own thread, and releases the
-//! interpreter's lock while it waits (`waiting.rs`). Sessions compute on a thread for each call. No thread of the engine
-//! ever takes the interpreter's lock: a messenger (`stream.rs`) wakes event loops.
+//! interpreter's lock while it waits (`waiting.rs`). Sessions compute on a thread for each call. Only
+//! transports (`stages.rs`) take the interpreter's lock on threads of the engine: a messenger (`stream.rs`) wakes event loops.
 
 mod errors;
 mod hub;
@@ -14,6 +14,7 @@ mod progress;
 mod requests;
 mod server;
 mod session;
+mod stages;
 mod stream;
 mod tokenizer;
 mod values;
@@ -34,6 +35,8 @@ mod _native {
     use crate::server::{Exchange, Server};
     #[pymodule_export]
     use crate::session::{Logits, Session};
+    #[pymodule_export]
+    use crate::stages::{Stage, split};
     #[pymodule_export]
     use crate::stream::Stream;
     #[pymodule_export]

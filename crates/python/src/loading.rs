@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use forebay_cuda::DeviceChoice;
 use forebay_engine::chat::ChatTemplate;
-use forebay_engine::{Bytes, Engine, Error, ExpertMemory, Options, PolicyKind, Precision, Result};
+use forebay_engine::{Bytes, Cancel, Engine, Error, ExpertMemory, Options, PolicyKind, Precision, Result};
 use pyo3::prelude::*;
 
-/// The arguments of `Model` and `plan`, in a dictionary.
+use crate::errors::{exception, in_arguments};
+use crate::progress::Progress;
+use crate::waiting::wait_looking;
+
+/// The arguments of `Model`, `Stage` and `plan`, in a dictionary.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Arguments {
@@ -122,4 +126,33 @@ impl Loading {
         let template = template.transpose().map_err(|error| Error::about("chat_template", error))?;
         Ok(template.map(Arc::new))
     }
+}
+
+/// Loads something on the device that the arguments choose, and finishes it. While it loads, `progress` is called with the
+/// bytes that are loaded, and all. `note` is called if the CPU computes instead of a GPU, with the reason.
+pub fn load<T, R: Send + 'static>(
+    py: Python<'_>,
+    arguments: Arguments,
+    progress: &Bound<'_, PyAny>,
+    note: &Bound<'_, PyAny>,
+    open: impl Fn(&Options) -> Result<T> + Send + 'static,
+    finish: impl FnOnce(T, &Loading) -> Result<R> + Send + 'static,
+) -> PyResult<R> {
+    let loading = Loading::new(arguments).map_err(exception)?;
+    let cancel = Cancel::default();
+    let bytes = Progress::default();
+    let told = bytes.clone();
+    let report = Arc::new(move |done, total| told.set(done, total));
+    let options = loading.options.clone().cancel(&cancel).progress(Some(report));
+    let work = move || {
+        let mut notes = Vec::new();
+        let open = |device| open(&options.clone().device(device));
+        let (opened, _) = loading.device.load(loading.vram, |note| notes.push(note), open)?;
+        Ok((finish(opened, &loading)?, notes))
+    };
+    let (finished, notes) = wait_looking(py, &cancel, work, |_| bytes.tell(progress))?.map_err(exception)?;
+    for text in notes {
+        note.call1((in_arguments(&text),))?;
+    }
+    Ok(finished)
 }

@@ -3,21 +3,24 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use forebay_engine::{Cancel, Driver, DriverOptions, Engine, PrefixOptions, Prompter, Prospect, Result};
+use forebay_engine::{
+    Cancel, Driver, DriverOptions, Engine, Options, PrefixOptions, Prompter, Prospect, Result,
+};
 use forebay_server::openai::{Answers, Endpoint};
 use pyo3::prelude::*;
 
-use crate::errors::{check_process, exception, failure, hub_exception, in_arguments};
-use crate::loading::{Arguments, Loading};
+use crate::errors::{check_process, exception, failure, hub_exception};
+use crate::loading::{Arguments, Loading, load};
 use crate::openai::OpenAi;
 use crate::progress::Progress;
 use crate::requests::{Asked, json};
 use crate::server::{Means, Server, ServerArguments, Serving};
 use crate::session::{Held, Session};
+use crate::stages::transports;
 use crate::stream::{Messenger, Stream};
 use crate::tokenizer::Tokenizer;
 use crate::values::{self, ExpertMeters, MemoryPlan};
-use crate::waiting::{wait, wait_looking};
+use crate::waiting::wait;
 
 /// A loaded model.
 #[pyclass(frozen, module = "forebay._native")]
@@ -119,34 +122,23 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Loads a model. While it loads, `progress` is called with the bytes that are loaded, and all.
+    /// Loads a model, or the layers after those of `stages`. While it loads, `progress` is called with the bytes that are loaded, and all.
     /// `note` is called if the CPU computes instead of a GPU, with the reason.
     #[new]
     fn new(
         py: Python<'_>,
         path: PathBuf,
+        stages: Option<Vec<Py<PyAny>>>,
         arguments: Arguments,
         progress: Bound<'_, PyAny>,
         note: Bound<'_, PyAny>,
     ) -> PyResult<Model> {
-        let loading = Loading::new(arguments).map_err(exception)?;
-        let cancel = Cancel::default();
-        let bytes = Progress::default();
-        let told = bytes.clone();
-        let report = Arc::new(move |done, total| told.set(done, total));
-        let options = loading.options.clone().cancel(&cancel).progress(Some(report));
-        let work = move || {
-            let mut notes = Vec::new();
-            let open = |device| Engine::open(&path, &options.clone().device(device));
-            let (engine, _) = loading.device.load(loading.vram, |note| notes.push(note), open)?;
-            let open = start(&engine, &loading)?;
-            Ok((open, notes))
+        let stages: Option<Vec<_>> = stages.map(|stages| stages.into_iter().map(Arc::new).collect());
+        let open = move |options: &Options| match &stages {
+            None => Engine::open(&path, options),
+            Some(stages) => Engine::after(transports(stages), &path, options),
         };
-        let look = |_: Python<'_>| bytes.tell(&progress);
-        let (open, notes) = wait_looking(py, &cancel, work, look)?.map_err(exception)?;
-        for text in notes {
-            note.call1((in_arguments(&text),))?;
-        }
+        let open = load(py, arguments, &progress, &note, open, |engine, loading| start(&engine, loading))?;
         Ok(Model(Arc::new(Core { process: std::process::id(), open: Mutex::new(Some(open)) })))
     }
 

@@ -14,6 +14,7 @@ from forebay._errors import BudgetError, Cancelled, ContextError, FileError, For
 from forebay._memory import DevicePlan, MemoryUse, Meters, Plan
 from forebay._model import AnswerOptions, ChatOptions, LoadOptions, Model, plan
 from forebay._native import Logits, Session, Tokenizer
+from forebay._stages import Stage, Transport, split_layers
 from forebay._streams import AsyncStream, Stream
 
 __all__ = [
@@ -41,9 +42,12 @@ __all__ = [
     "Response",
     "ServerOptions",
     "Session",
+    "Stage",
     "Stats",
     "Stream",
     "Tokenizer",
     "ToolCall",
+    "Transport",
     "plan",
+    "split_layers",
 ]

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from operator import index
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 from forebay import _native
 from forebay._answers import Answer, Message, json_of
@@ -20,6 +20,9 @@ from forebay._memory import MemoryUse, Meters, Plan, plan_of
 from forebay._native import Session, Tokenizer
 from forebay._progress import Progress, ProgressBar, no_progress
 from forebay._streams import AsyncStream, Stream
+
+if TYPE_CHECKING:
+    from forebay._stages import Transport
 
 Path: TypeAlias = str | os.PathLike[str]
 Prompt: TypeAlias = str | Sequence[int]
@@ -147,6 +150,9 @@ class Model:
     While it loads, progress is called with "downloading" or "loading", the bytes that are done, and all. By default a tqdm bar
     shows that, if tqdm is installed and standard error is a terminal; False shows nothing.
 
+    With stages, it has the layers after those of the stages, which these transports reach; plan, meters and memory are those of
+    its own layers. Stage has an example.
+
     Any thread may call any method. The interpreter's lock is free while the model computes, and Ctrl-C ends a call.
 
     >>> import forebay as fb
@@ -158,13 +164,21 @@ class Model:
     """
 
     def __init__(
-        self, model: Path | None = None, *, progress: Progress | Literal[False] | None = None, **options: Unpack[LoadOptions]
+        self,
+        model: Path | None = None,
+        *,
+        stages: Sequence[Transport] | None = None,
+        progress: Progress | Literal[False] | None = None,
+        **options: Unpack[LoadOptions],
     ) -> None:
-        arguments = _load_arguments(options)
+        arguments = load_arguments(options)
         with ProgressBar() as bar:
             show: Progress = bar if progress is None else no_progress if progress is False else progress
-            self._name, path = _native.locate(_path(model), lambda done, total: show("downloading", done, total))
-            self._native = _native.Model(path, arguments, lambda done, total: show("loading", done, total), _warn)
+            self._name, path = _native.locate(path_of(model), lambda done, total: show("downloading", done, total))
+            transports = None if stages is None else list(stages)
+            self._native = _native.Model(
+                path, transports, arguments, lambda done, total: show("loading", done, total), warn
+            )
         _open_models.add(self)
 
     # A text is a sequence of texts, too, but it is one prompt.
@@ -418,7 +432,7 @@ def plan(model: Path | None = None, **options: Unpack[LoadOptions]) -> Plan:
     >>> plan.streams, plan.least_memory < plan.memory_for_all < 1 << 30
     (False, True)
     """
-    fields, least, everything = _native.plan(_path(model), _load_arguments(options))
+    fields, least, everything = _native.plan(path_of(model), load_arguments(options))
     return plan_of(fields, least, everything)
 
 
@@ -432,15 +446,15 @@ def _close_models() -> None:
         model.close()
 
 
-def _warn(note: str) -> None:
+def warn(note: str) -> None:
     warnings.warn(note, RuntimeWarning, stacklevel=3)
 
 
-def _path(model: Path | None) -> str | None:
+def path_of(model: Path | None) -> str | None:
     return None if model is None else os.fspath(model)
 
 
-def _load_arguments(options: LoadOptions) -> LoadOptions:
+def load_arguments(options: LoadOptions) -> LoadOptions:
     if unknown := options.keys() - _LOAD_DEFAULTS.keys():
         raise TypeError(f"there is no option {min(unknown)!r}; see forebay.LoadOptions")
     return {**_LOAD_DEFAULTS, **options}

@@ -5,13 +5,29 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, final
 
-__all__ = ["Exchange", "Logits", "Model", "OpenAi", "Server", "Session", "Stream", "Tokenizer", "locate", "plan"]
+from forebay._stages import Transport
+
+__all__ = [
+    "Exchange",
+    "Logits",
+    "Model",
+    "OpenAi",
+    "Server",
+    "Session",
+    "Stage",
+    "Stream",
+    "Tokenizer",
+    "locate",
+    "plan",
+    "split",
+]
 
 @final
 class Model:
     def __new__(
         cls,
         path: str,
+        stages: Sequence[Transport] | None,
         arguments: Mapping[str, Any],
         progress: Callable[[int, int], object],
         note: Callable[[str], object],
@@ -40,6 +56,29 @@ class Model:
 
 def locate(model: str | None, progress: Callable[[int, int], object]) -> tuple[str, str]: ...
 def plan(model: str | None, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]: ...
+def split(model: str | None, stages: int) -> list[tuple[int, int]]: ...
+
+@final
+class Stage:
+    def __new__(
+        cls,
+        path: str,
+        layers: tuple[int, int],
+        arguments: Mapping[str, Any],
+        progress: Callable[[int, int], object],
+        note: Callable[[str], object],
+    ) -> Stage: ...
+    def handle(self, message: bytes) -> bytes: ...
+    @property
+    def layers(self) -> tuple[int, int]: ...
+    @property
+    def model_layers(self) -> int: ...
+    @property
+    def plan(self) -> dict[str, Any]: ...
+    def meters(self) -> dict[str, Any]: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
 
 @final
 class Server:
