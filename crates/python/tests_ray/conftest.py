@@ -22,8 +22,8 @@ def cluster(tmp_path_factory):
         common = {"num_cpus": 2, "object_store_memory": STORE}
         cluster = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
         for _ in range(2):
-            # The second resource is for batches, so that both can be tested on one cluster.
-            cluster.add_node(**common, resources={"forebay": 1, "batches": 1})
+            # Each part has a resource of its own, so that all can be tested on one cluster.
+            cluster.add_node(**common, resources={"forebay": 1, "batches": 1, "stages": 1})
         ray.init(address=cluster.address)
         patch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster

@@ -1,8 +1,9 @@
-"""Forebay on a Ray cluster: replicas of a model behind one address, and batches on all machines.
+"""Forebay on a Ray cluster: replicas of a model behind one address, batches on all machines, and models split over machines.
 
     serve run forebay.ray:app model=/models/model.gguf replicas=4
     python -m forebay.ray serve /models/model.gguf --replicas 4
     python -m forebay.ray batch questions.jsonl --out answers --model /models/model.gguf
+    llm = forebay.ray.staged("/models/model.gguf", stages=4, resource="forebay", memory="60G")
 
 It needs Ray 2.60: `pip install "forebay[ray]"`. docs/cluster.md of the repository describes it.
 """
@@ -22,5 +23,6 @@ if not ray.__version__.startswith(RAY):
 
 from forebay.ray._batch import batch
 from forebay.ray._serving import app
+from forebay.ray._stages import staged
 
-__all__ = ["app", "batch"]
+__all__ = ["app", "batch", "staged"]
