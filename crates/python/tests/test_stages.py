@@ -56,9 +56,9 @@ def test_logits_of_stages_equal_those_of_the_whole_model(llm, stages):
 
 
 def test_a_stage_says_what_it_is(llm):
-    with forebay.Stage(DEMO, layers=(2, 4), device="cpu", memory="256M") as stage:
+    with forebay.Stage(DEMO, layers=(2, 4), device="cpu", memory="1G") as stage:
         assert stage.layers == (2, 4) and stage.model_layers == 8
-        assert stage.plan.experts * 4 == llm.plan.experts and stage.plan.budget == 256 << 20
+        assert stage.plan.experts * 4 == llm.plan.experts and stage.plan.budget == 1 << 30
         assert stage.meters().hits == 0
         assert repr(stage).endswith("layers 2 to 3 of 8>")
         # Not a message: the reply says so to the model.
