@@ -36,7 +36,7 @@ def staged(
     ranges = forebay.split_layers(path, stages=stages)[:-1] if isinstance(stages, int) else list(stages)
     actor = StageActor.options(resources={resource: 1} if resource else {})  # type: ignore[attr-defined]
     links = [ActorTransport(partial(actor.remote, path, layers, options), restart) for layers in ranges]
-    # All of them load at the same time as the last stage is planned.
+    # They load at the same time.
     for link in links:
         link.wait()
     return forebay.Model(path, stages=links, progress=False, **options)
