@@ -24,6 +24,9 @@ use crate::models::Span;
 /// How many times stages are started again for one batch. A batch that ends a stage each time fails.
 const RESTARTS: usize = 3;
 
+/// How many times a stage may lack tokens of a conversation for one batch. A stage that forgets at once fails the batch.
+const REPEATS: usize = 16;
+
 /// Carries messages to one stage, wherever it runs.
 ///
 /// A message is a few bytes, or the hidden states of a batch: four bytes for each channel of each token. The other end
@@ -117,6 +120,8 @@ struct Journey<'a> {
     prompts: &'a [PromptPart],
     /// How many times stages may still be started again.
     restarts: usize,
+    /// How many times stages may still lack tokens.
+    repeats: usize,
 }
 
 /// What became of a batch.
@@ -206,7 +211,8 @@ impl Chain {
     /// # Errors
     /// If a stage fails or stays lost; [`Error::Cancelled`] if a stop is requested, which is noticed between stages.
     pub fn forward(&self, parts: &[Part<'_>], cancel: &Cancel, prompts: &[PromptPart]) -> Result<Vec<f32>> {
-        let mut journey = Journey { cancel, prompts, restarts: RESTARTS };
+        let repeats = REPEATS * self.links.len() * (parts.len() + 1);
+        let mut journey = Journey { cancel, prompts, restarts: RESTARTS, repeats };
         loop {
             let (stage, missing) = match self.pass(parts, self.links.len(), &mut journey)? {
                 Passed::Through(stream) => return Ok(stream),
@@ -228,6 +234,8 @@ impl Chain {
             stream = match link.forward(parts, &stream, &mut journey.restarts) {
                 Ok((Reply::Through, stream)) if stream.len() == rows * link.facts.hidden => stream,
                 Ok((Reply::Missing(missing), _)) if !missing.is_empty() => {
+                    let left = journey.repeats.checked_sub(1);
+                    journey.repeats = left.ok_or_else(|| forgetful(&link.facts))?;
                     return Ok(Passed::Stopped(stage, missing));
                 }
                 Ok(_) => return Err(damaged()),
@@ -259,11 +267,10 @@ impl Chain {
             let (before, tokens) = (&part.before[..done], &part.before[done..next]);
             let again = Part { before, tokens, ..*part };
             // Prompts make no progress meanwhile.
-            let Journey { cancel, restarts, .. } = *journey;
-            let mut aside = Journey { cancel, prompts: &[], restarts };
-            let passed = self.pass(&[again], stage + 1, &mut aside)?;
-            journey.restarts = aside.restarts;
-            done = match passed {
+            let prompts = std::mem::take(&mut journey.prompts);
+            let passed = self.pass(&[again], stage + 1, journey);
+            journey.prompts = prompts;
+            done = match passed? {
                 Passed::Through(_) => next,
                 // An earlier stage cannot go back to exactly that length.
                 Passed::Stopped(_, missing) => missing.iter().map(|missing| missing.have).min().unwrap_or(0),
@@ -358,6 +365,13 @@ fn greet(
 
 fn gone(name: &str, Lost(why): &Lost) -> Error {
     Error::Backend(format!("{name} is lost: {why}; start it again"))
+}
+
+fn forgetful(facts: &Facts) -> Error {
+    Error::Backend(format!(
+        "the stage with {} lacks a conversation each time that it was computed again; start it again",
+        facts.span
+    ))
 }
 
 fn damaged() -> Error {

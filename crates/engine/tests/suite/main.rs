@@ -41,6 +41,7 @@ mod regressions;
 mod sessions;
 mod snapshots;
 mod stages;
+mod stages_unreliable;
 mod store;
 mod streaming;
 mod tokenizer_folder;

@@ -339,39 +339,6 @@ fn an_answer_goes_on_after_its_stage_was_killed() {
     assert!(restarts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
 }
 
-/// Starts again as often as it is asked, and is lost at each batch of more than one token.
-struct Hopeless(StageHost, usize);
-
-impl Transport for Hopeless {
-    fn call(&mut self, message: &[u8]) -> Result<Vec<u8>, Lost> {
-        if message.windows(7).any(|word| word == b"[1,2,3]") {
-            return Err(Lost("it always dies here".into()));
-        }
-        Ok(self.0.handle(message))
-    }
-
-    fn restart(&mut self) -> Result<(), Lost> {
-        self.1 += 1;
-        assert!(self.1 < 10, "it is not started again for ever");
-        Ok(())
-    }
-}
-
-#[test]
-fn a_batch_that_always_kills_its_stage_fails_and_others_do_not() {
-    let model = data("golden/qwen3moe.gguf");
-    let options = options(Precision::Fast);
-    let stage = Stage::open(&model, &options.clone().layers(0..2)).unwrap();
-    let engine = Engine::after(vec![Box::new(Hopeless(stage.host(), 0))], &model, &options).unwrap();
-    let mut session = engine.session();
-    let error = session.extend(&[1, 2, 3].map(TokenId)).unwrap_err().to_string();
-    assert!(error.contains("layers 0..2 of 3") && error.contains("it always dies here"), "{error}");
-    session.extend(&[3, 2, 1].map(TokenId)).unwrap();
-    let mut whole = Engine::open(&model, &options).unwrap().session();
-    whole.extend(&[3, 2, 1].map(TokenId)).unwrap();
-    assert_same_bits(session.logits(), whole.logits(), "another prompt");
-}
-
 /// Going back, going on elsewhere, forks, and batches that were cancelled after a stage had computed them.
 #[test]
 fn conversations_of_stages_go_back_and_fork_like_others() {
