@@ -519,7 +519,7 @@ impl Traffic {
                     match kv.window {
                         None => traffic.position = traffic.position.saturating_add(position),
                         Some(window) => {
-                            let window = position.saturating_mul(window as u64);
+                            let window = position.saturating_mul(window.most() as u64);
                             traffic.windows = traffic.windows.saturating_add(window);
                         }
                     }
@@ -552,7 +552,7 @@ fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u6
     let layer = |shape: StateShape| match shape {
         StateShape::Attention(kv) => {
             let seen = kv.window.map_or(positions, |window| {
-                let window = window as u64 + 2 * PAGE;
+                let window = window.most() as u64 + 2 * PAGE;
                 positions.min(STREAMED_CHUNK as u64 + (MARKS as u64 + 1).saturating_mul(window))
             });
             position_bytes(&kv, precision).saturating_mul(seen)

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use common::{Random, Stored};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_kernels::{
-    Affine, AttentionStep, DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows,
+    Activation, Affine, AttentionStep, DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows,
     RunningSoftmax, STATE_COLUMNS, TileMut, Tiles,
 };
 use half::f16;
@@ -174,7 +174,7 @@ fn rows(c: &mut Criterion) {
     group.bench_function("swiglu", |b| {
         b.iter(|| {
             out.copy_from_slice(&x);
-            (kernels().swiglu)(black_box(&mut out), &y);
+            (kernels().activate)(black_box(&mut out), &y, Activation::SwiGlu);
         });
     });
 }

@@ -18,6 +18,12 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::rms_norm(x, w, eps);
         }
 
+        /// As [`scalar::layer_norm`](crate::scalar::layer_norm).
+        #[target_feature(enable = $features)]
+        pub fn layer_norm(x: &mut [f32], w: &[f32], eps: f32) {
+            $crate::scalar::layer_norm(x, w, eps);
+        }
+
         /// As [`scalar::rope`](crate::scalar::rope).
         #[target_feature(enable = $features)]
         pub fn rope(x: &mut [f32], head_dim: usize, pairs: $crate::RopePairs, cos: &[f32], sin: &[f32]) {
@@ -36,16 +42,22 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::attend_finish(running, out);
         }
 
-        /// As [`scalar::swiglu`](crate::scalar::swiglu).
+        /// As [`scalar::activate`](crate::scalar::activate).
         #[target_feature(enable = $features)]
-        pub fn swiglu(gate: &mut [f32], up: &[f32]) {
-            $crate::scalar::swiglu(gate, up);
+        pub fn activate(gate: &mut [f32], up: &[f32], activation: $crate::Activation) {
+            $crate::scalar::activate(gate, up, activation);
         }
 
-        /// As [`scalar::sigmoid_gate`](crate::scalar::sigmoid_gate).
+        /// As [`scalar::gate`](crate::scalar::gate).
         #[target_feature(enable = $features)]
-        pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
-            $crate::scalar::sigmoid_gate(x, gate);
+        pub fn gate(x: &mut [f32], logits: &[f32], gate: $crate::Gate) {
+            $crate::scalar::gate(x, logits, gate);
+        }
+
+        /// As [`scalar::softcap`](crate::scalar::softcap).
+        #[target_feature(enable = $features)]
+        pub fn softcap(x: &mut [f32], cap: f32) {
+            $crate::scalar::softcap(x, cap);
         }
 
         /// As [`scalar::convolve`](crate::scalar::convolve).
@@ -77,10 +89,10 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::delta_step(step, before, state, out);
         }
 
-        /// As [`scalar::clamped_swiglu`](crate::scalar::clamped_swiglu).
+        /// As [`scalar::multiply`](crate::scalar::multiply).
         #[target_feature(enable = $features)]
-        pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-            $crate::scalar::clamped_swiglu(gate, up, alpha, limit);
+        pub fn multiply(x: &mut [f32], y: &[f32]) {
+            $crate::scalar::multiply(x, y);
         }
 
         /// As [`scalar::add`](crate::scalar::add).

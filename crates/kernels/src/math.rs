@@ -37,6 +37,13 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// The hyperbolic tangent, within `2e-7`.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let t = exp(-2.0 * x.abs());
+    ((1.0 - t) / (1.0 + t)).copysign(x)
+}
+
 /// `ln(1 + e^x)`, within four units in the last place.
 #[inline(always)]
 pub fn softplus(x: f32) -> f32 {

@@ -99,7 +99,7 @@ impl<P: Pieces> KvPages<P> {
 
     /// The positions that the last of the first `len` positions sees.
     pub fn sight(&self, len: usize) -> Range<usize> {
-        self.shape.window.map_or(0, |window| len.saturating_sub(window))..len
+        self.shape.window.map_or(0, |window| window.start(len))..len
     }
 
     /// The pages with the positions before `len` that position `len` sees.
@@ -261,9 +261,10 @@ impl<P: Pieces> LayerState for KvPages<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Window;
 
     const WINDOWED: KvShape =
-        KvShape { heads: 1, key_dim: 1, value_dim: 1, window: Some(100), latent: false };
+        KvShape { heads: 1, key_dim: 1, value_dim: 1, window: Some(Window::Last(100)), latent: false };
 
     fn push(kv: &mut CpuKv, end: usize) {
         for position in kv.len()..end {

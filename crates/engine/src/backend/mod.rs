@@ -21,6 +21,7 @@ mod sequence;
 mod state;
 
 use forebay_kernels::RopePairs;
+pub use forebay_kernels::{Activation, Gate};
 
 pub use cpu::{CpuBackend, ExpertWeights, Precision};
 pub use handles::{Buf, BufShape, HostMatrix, Matrix, Vector, Weight};
@@ -28,7 +29,7 @@ pub use kv::{KvPages, KvType};
 pub use logits::{Best, Logits};
 pub(crate) use logits::{Kept, Row, note_loss};
 pub use operations::{
-    Activation, Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
+    Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
     Rope, RowPart,
 };
 pub use pieces::Pieces;
@@ -38,7 +39,7 @@ pub use recurrent::{Advance, Recurrent};
 pub use routing::{GroupScore, Groups, Router, RouterWeights, Routing, Scores};
 pub(crate) use sequence::MARKS;
 pub use sequence::{Batch, Sequence, SequenceState};
-pub use state::{KvShape, LayerState, StateShape};
+pub use state::{KvShape, LayerState, StateShape, Window};
 use state::{damaged, read_number, write_number};
 
 use crate::TokenId;
@@ -67,6 +68,9 @@ pub trait Backend: Send {
 
     /// `out = norm(x) · w`, over the whole row, or over each part of it if `w` is shorter. `x` may be `out`.
     fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()>;
+
+    /// `out = (x − mean) / √(variance + eps) · w`, over the whole row. `x` may be `out`.
+    fn layer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()>;
 
     /// `out = W x` for several matrices with the same input `x`.
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()>;
@@ -108,15 +112,17 @@ pub trait Backend: Send {
     /// Splits rows of `x` that have `groups` groups, each made of these parts in order.
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()>;
 
-    /// Chooses experts for every row from the router's logits, with `correction` `[experts]` added to the scores if
-    /// present, and copies the choices to RAM.
+    /// Chooses experts for every row from the router's logits and copies the choices to RAM.
     fn route(
         &mut self,
         logits: Buf,
         router: &Router,
-        correction: Option<Vector>,
+        weights: &RouterWeights,
         routing: &mut Routing,
     ) -> Result<()>;
+
+    /// `out[t] = x[t] · σ(max(logits[t]))`, for routers whose weights multiply the input of the best expert.
+    fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()>;
 
     /// `x = x + y`
     fn add(&mut self, x: Buf, y: Buf) -> Result<()>;
@@ -124,11 +130,17 @@ pub trait Backend: Send {
     /// `x[t] = x[t] + w`
     fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()>;
 
-    /// `gate = SiLU(gate) · up`
-    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()>;
+    /// `x[t] = x[t] · w`, where `w` has one number for each of a row, or one for all.
+    fn scale(&mut self, x: Buf, w: Vector) -> Result<()>;
 
-    /// `x = x · σ(gate)`, where a row of `gate` has one number for each of `x`, or one for all.
-    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()>;
+    /// `gate = activation(gate, up)`
+    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()>;
+
+    /// `x = x · function(gate)`, where a number of `gate`'s row belongs to one of `x` or to several consecutive ones.
+    fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()>;
+
+    /// `x = cap · tanh(x / cap)`
+    fn softcap(&mut self, x: Buf, cap: f32) -> Result<()>;
 
     /// `out[i] = x[rows[i]]`; the following operations work on the copied rows.
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()>;

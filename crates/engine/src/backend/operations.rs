@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_kernels::RopePairs;
 
-use super::{Buf, Matrix, Vector};
+use super::{Activation, Buf, Matrix, Vector};
 use crate::LayerIdx;
 
 /// Rotary embedding: the angles of position `p` are `p · frequencies`; cosine and sine are scaled.
@@ -66,20 +66,6 @@ pub struct Experts {
     pub biases: Option<[Vector; 3]>,
     /// `[experts]` Factors of the products of gate, up and down, before biases are added.
     pub scales: [Option<Vector>; 3],
-}
-
-/// How an expert combines its gate and up products.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
-    /// `SiLU(gate) · up`
-    SwiGlu,
-    /// `(up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`
-    Clamped {
-        /// The steepness of the sigmoid.
-        alpha: f32,
-        /// The bound of both.
-        limit: f32,
-    },
 }
 
 /// The heads of linear attention.

@@ -21,6 +21,8 @@ pub struct Router {
     pub groups: Option<Groups>,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub normalise: bool,
+    /// Added to that sum.
+    pub epsilon: f32,
     /// A factor of the final weights.
     pub scale: f32,
 }
@@ -129,7 +131,7 @@ impl Router {
             *weight = scores[*expert as usize];
         }
         if self.normalise {
-            let sum: f32 = weights.iter().sum();
+            let sum = weights.iter().sum::<f32>() + self.epsilon;
             weights.iter_mut().for_each(|w| *w /= sum);
         }
         if self.scale != 1.0 {
@@ -147,6 +149,8 @@ pub struct RouterWeights {
     pub bias: Option<Vector>,
     /// `[experts]` Added to the scores for the choice, but not for the weights.
     pub correction: Option<Vector>,
+    /// `[experts]` Factors of the final weights of experts.
+    pub factors: Option<Vector>,
 }
 
 impl RouterWeights {
@@ -275,8 +279,15 @@ mod tests {
     use super::*;
     use forebay_kernels::Isa;
 
-    const ROUTER: Router =
-        Router { experts: 4, top_k: 2, scores: Scores::Softmax, groups: None, normalise: false, scale: 1.0 };
+    const ROUTER: Router = Router {
+        experts: 4,
+        top_k: 2,
+        scores: Scores::Softmax,
+        groups: None,
+        normalise: false,
+        epsilon: 0.0,
+        scale: 1.0,
+    };
 
     #[test]
     fn experts_come_from_the_best_groups() {

@@ -21,10 +21,36 @@ pub struct KvShape {
     pub key_dim: usize,
     /// Channels of a value.
     pub value_dim: usize,
-    /// How many positions a query sees, including its own; `None` for all.
-    pub window: Option<usize>,
+    /// The positions that a query sees; `None` for all before it and its own.
+    pub window: Option<Window>,
     /// Whether a value is the last channels of its key and is not stored separately.
     pub latent: bool,
+}
+
+/// The positions that a query of a layer sees, if it does not see all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// This many, up to its own.
+    Last(usize),
+    /// Those of its chunk, up to its own. Chunks of this length follow each other from position zero on.
+    Chunk(usize),
+}
+
+impl Window {
+    /// The most positions that a query sees.
+    pub fn most(self) -> usize {
+        match self {
+            Window::Last(most) | Window::Chunk(most) => most,
+        }
+    }
+
+    /// The first position that the last of `len` positions sees.
+    pub fn start(self, len: usize) -> usize {
+        match self {
+            Window::Last(most) => len.saturating_sub(most),
+            Window::Chunk(most) => len.saturating_sub(1) / most * most,
+        }
+    }
 }
 
 impl KvShape {

@@ -78,19 +78,21 @@ impl ExpertExecutor for CpuExecutor {
     /// Computes experts in the order in which they become ready. It keeps their outputs apart and adds them in rank
     /// order, so that the order of arrival changes no bit.
     fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
-        let Mixture { router, weights, next, logits, experts, out, observer } = mixture;
+        let Mixture { router, weights, next, input, logits, ready, experts, out, observer } = mixture;
         let CpuExecutor { backend, store, routing, expected, .. } = self;
-        let (layer, x) = (experts.layer, experts.buffers.x);
-        weights.logits(backend, x, logits)?;
-        backend.route(logits, router, weights.correction, routing)?;
+        let layer = experts.layer;
+        if !ready {
+            weights.logits(backend, input, logits)?;
+        }
+        backend.route(logits, router, &weights, routing)?;
         if let Some(observer) = observer {
             observer(layer, routing);
         }
         let mut acquisition = store.acquire(layer, routing.chosen(), self.access);
         // A prompt uses nearly all experts, and the store reads ahead for it anyway.
         if let Some(next) = next.filter(|_| self.prefetch && self.access == Access::Token) {
-            next.logits(backend, x, logits)?;
-            backend.route(logits, router, next.correction, expected)?;
+            next.logits(backend, input, logits)?;
+            backend.route(logits, router, &next, expected)?;
             let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
             store.prefetch(LayerIdx(layer.0 + 1), &likely);
         }

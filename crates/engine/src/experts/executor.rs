@@ -21,8 +21,12 @@ pub struct Mixture<'a> {
     /// The router's weights in the next layer, if there is one. Applied to this layer's input, it predicts which
     /// experts the next layer will use.
     pub next: Option<RouterWeights>,
-    /// `[rows, experts]` A scratch buffer for the router's scores.
+    /// `[rows, hidden]` The router's input.
+    pub input: Buf,
+    /// `[rows, experts]` The router's logits, if they are [ready](Self::ready), otherwise a scratch buffer for them.
     pub logits: Buf,
+    /// Whether the logits were computed before.
+    pub ready: bool,
     /// The experts and their buffers, among them the input `x`.
     pub experts: Experts,
     /// `[rows, hidden]` The result.

@@ -146,9 +146,9 @@ fn pass(
 ) -> Result<(Vec<f32>, Vec<u32>)> {
     let [x, gate, up, each, logits, out, other] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
     let scores = Scores::Softmax;
-    let choice = Router { experts: EXPERTS, top_k: TOP_K, scores, groups: None, normalise: true, scale: 1.0 };
+    let choice = Router { experts: EXPERTS, top_k: TOP_K, scores, groups: None, normalise: true, epsilon: 0.0, scale: 1.0 };
     let router =
-        |layer: usize| RouterWeights { matrix: Matrix::nth(1 + layer), bias: None, correction: None };
+        |layer: usize| RouterWeights { matrix: Matrix::nth(1 + layer), bias: None, correction: None, factors: None };
     let mut chosen = Vec::new();
     executor.begin(BatchShape { rows: TOKENS.len(), sequences })?;
     executor.backend().embed(Matrix::nth(0), &TOKENS, x)?;
@@ -160,7 +160,9 @@ fn pass(
             router: &choice,
             weights: router(layer),
             next: (layer + 1 < LAYERS).then(|| router(layer + 1)),
+            input: x,
             logits,
+            ready: false,
             experts: Experts {
                 layer: LayerIdx(layer),
                 buffers: ExpertBuffers { x, gate, up, out: each },

@@ -6,14 +6,16 @@
 //!
 //! Kernels are always inlined, so that an instruction set's module can compile them with its instructions.
 
+mod activation;
 mod delta;
 
 use half::f16;
 
+pub use activation::{Activation, Gate, activate, gate, softcap};
 pub use delta::{DeltaStep, STATE_COLUMNS, Tap, convolve, delta_gates, delta_step, l2_norm};
 
 use crate::encoding::{Encoding, MXFP4_GROUP};
-use crate::math::{exp, sigmoid, silu};
+use crate::math::exp;
 use crate::quant::planes::{Group, dequantise};
 use crate::quant::{MAX_BLOCK, Quant, SUB, Unpacked, with_quant};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
@@ -220,6 +222,23 @@ pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
     }
 }
 
+/// `x ← (x − mean) / √(variance + eps) · w`
+#[inline(always)]
+pub fn layer_norm(x: &mut [f32], w: &[f32], eps: f32) {
+    assert_eq!(x.len(), w.len());
+    let mut acc = [0.0; LANES];
+    for x in x.chunks(LANES) {
+        for (acc, x) in acc.iter_mut().zip(x) {
+            *acc += x;
+        }
+    }
+    let mean = sum_lanes(&acc) / x.len() as f32;
+    for x in x.iter_mut() {
+        *x -= mean;
+    }
+    rms_norm(x, w, eps);
+}
+
 /// Which channels of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
@@ -377,31 +396,12 @@ pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
     }
 }
 
-/// `gate ← SiLU(gate) · up`
+/// `x ← x · y`
 #[inline(always)]
-pub fn swiglu(gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len());
-    for (g, u) in gate.iter_mut().zip(up) {
-        *g = silu(*g) * u;
-    }
-}
-
-/// `x ← x · σ(gate)`
-#[inline(always)]
-pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
-    assert_eq!(x.len(), gate.len());
-    for (x, gate) in x.iter_mut().zip(gate) {
-        *x *= sigmoid(*gate);
-    }
-}
-
-/// `gate ← (up + 1) · gate · σ(alpha · gate)`, with `gate` at most `limit` and `up` within `±limit`.
-#[inline(always)]
-pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-    assert_eq!(gate.len(), up.len());
-    for (g, u) in gate.iter_mut().zip(up) {
-        let cut = if *g > limit { limit } else { *g };
-        *g = (u.clamp(-limit, limit) + 1.0) * (cut * sigmoid(alpha * cut));
+pub fn multiply(x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len());
+    for (x, y) in x.iter_mut().zip(y) {
+        *x *= y;
     }
 }
 

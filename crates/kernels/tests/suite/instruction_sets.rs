@@ -2,7 +2,7 @@
 
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{
-    DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows, STATE_COLUMNS, Tap,
+    Activation, DType, DeltaStep, Encoding, Gate, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows, STATE_COLUMNS, Tap,
     TileMut, Tiles,
 };
 use forebay_testing::assert_same_bits;
@@ -406,6 +406,15 @@ fn attention_with_scores_that_are_not_finite_has_the_scalar_bits() {
     });
 }
 
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::SwiGlu,
+    Activation::Clamped { alpha: 1.702, limit: 0.5 },
+    Activation::ClippedBefore(0.5),
+    Activation::ClippedAfter(0.3),
+    Activation::GeGlu,
+    Activation::ReGlu,
+];
+
 #[test]
 fn everything_element_by_element_has_the_scalar_bits() {
     each_isa(|ours, scalar| {
@@ -420,8 +429,15 @@ fn everything_element_by_element_has_the_scalar_bits() {
             };
             check("rms_norm", &|k, v| (k.rms_norm)(v, &y, 1e-6));
             check("softmax", &|k, v| (k.softmax)(v));
-            check("swiglu", &|k, v| (k.swiglu)(v, &y));
-            check("sigmoid_gate", &|k, v| (k.sigmoid_gate)(v, &y));
+            check("layer_norm", &|k, v| (k.layer_norm)(v, &y, 1e-6));
+            for activation in ACTIVATIONS {
+                check("activate", &|k, v| (k.activate)(v, &y, activation));
+            }
+            for gate in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
+                check("gate", &|k, v| (k.gate)(v, &y, gate));
+                check("one gate", &|k, v| (k.gate)(v, &y[..1], gate));
+            }
+            check("softcap", &|k, v| (k.softcap)(v, 0.7));
             check("l2_norm", &|k, v| (k.l2_norm)(v, 1e-6, 0.37));
             check("convolve", &|k, v| (k.convolve)(&[Tap { w: &x, x: &y }, Tap { w: &y, x: &y }], v));
             check("delta_gates", &|k, v| {
@@ -429,7 +445,7 @@ fn everything_element_by_element_has_the_scalar_bits() {
                 (k.delta_gates)(v, &mut b, &y, &x);
                 v.iter_mut().zip(b).for_each(|(v, b)| *v += b);
             });
-            check("clamped_swiglu", &|k, v| (k.clamped_swiglu)(v, &y, 1.702, 0.5));
+            check("multiply", &|k, v| (k.multiply)(v, &y));
             check("add", &|k, v| (k.add)(v, &y));
             check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
             for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {

@@ -1,7 +1,11 @@
 //! Compares the scalar kernels with the simplest possible arithmetic in f64.
 
+use std::f64::consts::PI;
+
 use forebay_kernels::scalar::{self, AttentionStep, KvRef, RopePairs, RunningSoftmax};
-use forebay_kernels::{DeltaStep, Encoding, KEY_BLOCK, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut};
+use forebay_kernels::{
+    Activation, DeltaStep, Encoding, Gate, KEY_BLOCK, MatRef, Q8Panel, Rows, STATE_COLUMNS, Tap, TileMut,
+};
 use forebay_testing::{assert_same_bits, relative_error};
 use half::f16;
 
@@ -257,40 +261,87 @@ fn values_may_lie_inside_the_keys() {
 }
 
 #[test]
-fn swiglu_and_sums_do_what_they_say() {
+fn activations_and_sums_do_what_they_say() {
     let mut random = Random(8);
     let (gate, up) = (random.normals(100), random.normals(100));
-    let mut out = gate.clone();
-    scalar::swiglu(&mut out, &up);
     let silu = |g: f64| g / (1.0 + (-g).exp());
-    let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| silu(g.into()) * f64::from(u)).collect();
-    assert!(relative_error(&out, &expected) < 1e-6);
-
-    let mut out = gate.clone();
-    scalar::clamped_swiglu(&mut out, &up, 1.702, 0.5);
-    let clamped = |(&g, &u): (&f32, &f32)| {
-        let (g, u) = (f64::from(g).min(0.5), f64::from(u).clamp(-0.5, 0.5));
-        (u + 1.0) * g / (1.0 + (-1.702 * g).exp())
+    let gelu = |g: f64| g / 2.0 * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044_715 * g.powi(3))).tanh());
+    let clamped = |g: f64, u: f64| {
+        let g = g.min(0.5);
+        (u.clamp(-0.5, 0.5) + 1.0) * g / (1.0 + (-1.702 * g).exp())
     };
-    let expected: Vec<f64> = gate.iter().zip(&up).map(clamped).collect();
-    assert!(relative_error(&out, &expected) < 1e-6);
+    let functions: [(Activation, &dyn Fn(f64, f64) -> f64); 6] = [
+        (Activation::SwiGlu, &|g, u| silu(g) * u),
+        (Activation::Clamped { alpha: 1.702, limit: 0.5 }, &clamped),
+        (Activation::ClippedBefore(0.5), &|g, u| silu(g.min(0.5)) * u.clamp(-0.5, 0.5)),
+        (Activation::ClippedAfter(0.3), &|g, u| silu(g).min(f64::from(0.3f32)) * u.clamp(-0.3, 0.3)),
+        (Activation::GeGlu, &|g, u| gelu(g) * u),
+        (Activation::ReGlu, &|g, u| g.max(0.0) * u),
+    ];
+    for (activation, function) in functions {
+        let mut out = gate.clone();
+        scalar::activate(&mut out, &up, activation);
+        let pairs = gate.iter().zip(&up);
+        let expected: Vec<f64> = pairs.map(|(&g, &u)| function(g.into(), u.into())).collect();
+        assert!(relative_error(&out, &expected) < 1e-6, "{activation:?}");
+        let mut broken = [f32::NAN];
+        scalar::activate(&mut broken, &[1.0], activation);
+        assert!(broken[0].is_nan(), "{activation:?}");
+    }
 
     let mut out = gate.clone();
     scalar::add(&mut out, &up);
     scalar::add_scaled(&mut out, 0.5, &up);
     let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) + 1.5 * f64::from(u)).collect();
     assert!(relative_error(&out, &expected) < 1e-6);
+
+    let mut out = gate.clone();
+    scalar::multiply(&mut out, &up);
+    let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) * f64::from(u)).collect();
+    assert!(relative_error(&out, &expected) < 1e-6);
+
+    for cap in [0.3, 30.0] {
+        let mut out = gate.clone();
+        scalar::softcap(&mut out, cap);
+        let cap = f64::from(cap);
+        let expected: Vec<f64> = gate.iter().map(|&x| cap * (f64::from(x) / cap).tanh()).collect();
+        assert!(relative_error(&out, &expected) < 3e-6, "{cap}");
+    }
 }
 
 #[test]
-fn a_gate_lets_through_what_its_sigmoid_says() {
+fn gates_multiply_numbers_or_groups_of_them() {
     let mut random = Random(10);
-    let (x, gate) = (random.normals(100), random.normals(100));
+    let (x, logits) = (random.normals(100), random.normals(100));
+    let functions: [(Gate, &dyn Fn(f64) -> f64); 3] = [
+        (Gate::Sigmoid, &|g| 1.0 / (1.0 + (-g).exp())),
+        (Gate::Softplus, &|g| (1.0 + g.exp()).ln()),
+        (Gate::Factor, &|g| g),
+    ];
+    for (gate, function) in functions {
+        for count in [100, 20, 1] {
+            let mut out = x.clone();
+            scalar::gate(&mut out, &logits[..count], gate);
+            let factor = |i: usize| function(logits[i * count / 100].into());
+            let expected: Vec<f64> = x.iter().enumerate().map(|(i, &x)| f64::from(x) * factor(i)).collect();
+            assert!(relative_error(&out, &expected) < 1e-6, "{gate:?}, {count} logits");
+        }
+    }
+}
+
+#[test]
+fn a_layer_norm_subtracts_the_mean_first() {
+    let mut random = Random(12);
+    let (x, w) = (random.normals(100), random.normals(100));
+    let x: Vec<f32> = x.iter().map(|x| x + 0.7).collect();
     let mut out = x.clone();
-    scalar::sigmoid_gate(&mut out, &gate);
-    let sigmoid = |g: f64| 1.0 / (1.0 + (-g).exp());
-    let expected: Vec<f64> = x.iter().zip(&gate).map(|(&x, &g)| f64::from(x) * sigmoid(g.into())).collect();
-    assert!(relative_error(&out, &expected) < 1e-6);
+    scalar::layer_norm(&mut out, &w, 1e-3);
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / 100.0;
+    let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / 100.0;
+    let scale = 1.0 / (variance + 1e-3).sqrt();
+    let expected: Vec<f64> =
+        x.iter().zip(&w).map(|(&x, &w)| (f64::from(x) - mean) * scale * f64::from(w)).collect();
+    assert!(relative_error(&out, &expected) < 1e-5);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use forebay_kernels::{Grain, MatRef, TileMut};
 
 use super::{Activations, Compute, CpuBackend, Few, Job, Reads};
 use crate::ExpertIdx;
-use crate::backend::{Activation, Buf, Experts, Routing, Vector};
+use crate::backend::{Buf, Experts, Routing, Vector};
 
 /// The matrices of an expert, in the store's memory.
 #[derive(Clone, Copy)]
@@ -75,12 +75,7 @@ impl CpuBackend {
         self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
             let up = &up[row * inner..][..inner];
-            match activation {
-                Activation::SwiGlu => (self.kernels.swiglu)(tile.row(0), up),
-                Activation::Clamped { alpha, limit } => {
-                    (self.kernels.clamped_swiglu)(tile.row(0), up, alpha, limit);
-                }
-            }
+            (self.kernels.activate)(tile.row(0), up, activation);
         });
         drop(gates);
 

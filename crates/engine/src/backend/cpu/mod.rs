@@ -8,7 +8,6 @@ mod experts;
 use std::ops::Range;
 use std::slice;
 
-use forebay_kernels::math::sigmoid;
 use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs, Rows, TileMut};
 
 use smallvec::SmallVec;
@@ -18,8 +17,8 @@ use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
-    Attention, Backend, Batch, Buf, BufShape, DeltaRule, HeadMatrices, HostMatrix, LayerState, Matrix,
-    Ranked, Rope, Router, Routing, RowPart, StateShape, Vector, Weight, rank,
+    Activation, Attention, Backend, Batch, Buf, BufShape, DeltaRule, Gate, HeadMatrices, HostMatrix,
+    LayerState, Matrix, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight, rank,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
@@ -194,6 +193,16 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn layer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
+        self.each_row(out, |this, row, values| {
+            if x != out {
+                values.copy_from_slice(&this.get(x)[row * x.width..][..x.width]);
+            }
+            (this.kernels.layer_norm)(values, &this.vectors[w.0], eps);
+        });
+        Ok(())
+    }
+
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
         let mut taken: Few<Vec<f32>> = products.iter().map(|&(_, out)| self.take(out)).collect();
         let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
@@ -354,10 +363,11 @@ impl Backend for CpuBackend {
         &mut self,
         logits: Buf,
         router: &Router,
-        correction: Option<Vector>,
+        weights: &RouterWeights,
         routing: &mut Routing,
     ) -> Result<()> {
-        let correction = correction.map(|w| &self.vectors[w.0][..]);
+        let [correction, factors] =
+            [weights.correction, weights.factors].map(|w| w.map(|w| &self.vectors[w.0][..]));
         let (experts, weights) = routing.prepare(self.rows, router.top_k);
         let logits = self.buffers[logits.id][..self.rows * logits.width].chunks_exact_mut(logits.width);
         let choices = experts.chunks_exact_mut(router.top_k).zip(weights.chunks_exact_mut(router.top_k));
@@ -370,8 +380,21 @@ impl Backend for CpuBackend {
                     router.choose_corrected(self.kernels, logits, &mut self.corrected, experts, weights);
                 }
             }
+            if let Some(factors) = factors {
+                weights.iter_mut().zip(&*experts).for_each(|(w, &expert)| *w *= factors[expert as usize]);
+            }
         }
         routing.sort(router.experts);
+        Ok(())
+    }
+
+    fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()> {
+        self.each_row(out, |this, row, values| {
+            let logits = &this.get(logits)[row * logits.width..][..logits.width];
+            let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            values.copy_from_slice(&this.get(x)[row * x.width..][..x.width]);
+            (this.kernels.gate)(values, &[best], Gate::Sigmoid);
+        });
         Ok(())
     }
 
@@ -387,24 +410,30 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()> {
-        self.each_row(gate, |this, row, values| {
-            (this.kernels.swiglu)(values, &this.get(up)[row * up.width..][..up.width]);
+    fn scale(&mut self, x: Buf, w: Vector) -> Result<()> {
+        self.each_row(x, |this, _, values| match this.vectors[w.0][..] {
+            [factor] => (this.kernels.gate)(values, &[factor], Gate::Factor),
+            ref factors => (this.kernels.multiply)(values, factors),
         });
         Ok(())
     }
 
-    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
-        self.each_row(x, |this, row, values| {
-            let gates = &this.get(gate)[row * gate.width..][..gate.width];
-            if gate.width == x.width {
-                return (this.kernels.sigmoid_gate)(values, gates);
-            }
-            for (values, gate) in values.chunks_exact_mut(x.width / gate.width).zip(gates) {
-                let open = sigmoid(*gate);
-                values.iter_mut().for_each(|value| *value *= open);
-            }
+    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
+        self.each_row(gate, |this, row, values| {
+            (this.kernels.activate)(values, &this.get(up)[row * up.width..][..up.width], activation);
         });
+        Ok(())
+    }
+
+    fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            (this.kernels.gate)(values, &this.get(gate)[row * gate.width..][..gate.width], function);
+        });
+        Ok(())
+    }
+
+    fn softcap(&mut self, x: Buf, cap: f32) -> Result<()> {
+        self.each_row(x, |this, _, values| (this.kernels.softcap)(values, cap));
         Ok(())
     }
 
