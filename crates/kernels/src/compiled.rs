@@ -89,12 +89,6 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::delta_step(step, before, state, out);
         }
 
-        /// As [`scalar::multiply`](crate::scalar::multiply).
-        #[target_feature(enable = $features)]
-        pub fn multiply(x: &mut [f32], y: &[f32]) {
-            $crate::scalar::multiply(x, y);
-        }
-
         /// As [`scalar::add`](crate::scalar::add).
         #[target_feature(enable = $features)]
         pub fn add(x: &mut [f32], y: &[f32]) {

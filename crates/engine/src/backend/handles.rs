@@ -50,6 +50,12 @@ impl Buf {
         Buf { id: index, width }
     }
 
+    /// The same memory, as rows of `width` floats, which must not be longer than the buffer's own.
+    pub fn narrow(self, width: usize) -> Buf {
+        assert!(width <= self.width);
+        Buf { width, ..self }
+    }
+
     /// The buffer's number.
     pub fn index(self) -> usize {
         self.id

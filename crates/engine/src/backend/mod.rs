@@ -20,8 +20,7 @@ mod routing;
 mod sequence;
 mod state;
 
-use forebay_kernels::RopePairs;
-pub use forebay_kernels::{Activation, Gate};
+pub use forebay_kernels::{Activation, Gate, RopePairs};
 
 pub use cpu::{CpuBackend, ExpertWeights, Precision};
 pub use handles::{Buf, BufShape, HostMatrix, Matrix, Vector, Weight};

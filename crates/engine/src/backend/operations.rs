@@ -16,8 +16,6 @@ pub struct Rope {
     pub divisors: Option<Vector>,
     /// The factor of cosine and sine.
     pub scale: f32,
-    /// Which channels rotate together.
-    pub pairs: RopePairs,
 }
 
 /// Heads to be normalised and rotated.

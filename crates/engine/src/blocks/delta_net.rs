@@ -4,8 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::LayerIdx;
-use crate::backend::Batch;
-use crate::backend::{Buf, DeltaRule, DeltaShape, Matrix, RowPart, Vector};
+use crate::backend::{Activation, Batch, Buf, DeltaRule, DeltaShape, Matrix, RowPart, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 
@@ -91,7 +90,7 @@ impl DeltaNet {
         };
         b.delta_rule(&rule, batch)?;
         b.rms_norm(self.out, w.norm, self.eps, self.out)?;
-        b.swiglu(self.z, self.out)?;
+        b.activate(self.z, self.out, Activation::SwiGlu)?;
         b.matmul(self.z, &[(w.out, out)])
     }
 

@@ -1,17 +1,22 @@
 //! From hidden states to logits.
 
+use super::norm::Norm;
 use crate::backend::{Backend, Buf, Matrix, Vector};
 use crate::error::Result;
 
 /// The last norm and the output projection.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// `[hidden]`
-    pub norm: Vector,
-    /// The epsilon of the norm.
-    pub eps: f32,
+    /// The last norm.
+    pub norm: Norm,
     /// `[vocab, hidden]`
     pub output: Matrix,
+    /// `[vocab]` Added to the logits.
+    pub bias: Option<Vector>,
+    /// `[1]` A factor of the logits.
+    pub scale: Option<Vector>,
+    /// The bound of logits: they become `cap · tanh(logit / cap)`.
+    pub softcap: Option<f32>,
     /// The hidden states of the batch: `[rows, hidden]`
     pub x: Buf,
     /// The rows to compute logits for: `[ROWS, hidden]`
@@ -36,7 +41,14 @@ impl Head {
     pub fn forward(&self, b: &mut dyn Backend, rows: &[usize]) -> Result<()> {
         assert!(rows.len() <= Head::ROWS);
         b.pick(self.x, rows, self.picked)?;
-        b.rms_norm(self.picked, self.norm, self.eps, self.picked)?;
-        b.matmul(self.picked, &[(self.output, self.logits)])
+        self.norm.forward(b, self.picked, self.picked)?;
+        b.matmul(self.picked, &[(self.output, self.logits)])?;
+        if let Some(bias) = self.bias {
+            b.add_bias(self.logits, bias)?;
+        }
+        if let Some(scale) = self.scale {
+            b.scale(self.logits, scale)?;
+        }
+        self.softcap.map_or(Ok(()), |cap| b.softcap(self.logits, cap))
     }
 }

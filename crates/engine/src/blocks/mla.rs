@@ -6,20 +6,19 @@
 //! to the same keys, `[k_rotated | c]`, whose values are the latents inside them.
 
 use crate::LayerIdx;
-use crate::backend::Batch;
-use crate::backend::{Attention, Buf, HeadMatrices, KvShape, Matrix, Rope, Vector};
+use crate::backend::{Attention, Batch, Buf, Gate, HeadMatrices, KvShape, Matrix, RopePairs, Vector};
 use crate::blocks::Context;
 use crate::error::Result;
 
 /// The sizes and buffers of attention, shared by all layers of a model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Mla {
     /// One key head of `rotated + rank` channels, with values of `rank` channels.
     pub kv: KvShape,
     /// The factor of every score.
     pub scale: f32,
-    /// The rotary embedding.
-    pub rope: Rope,
+    /// Which channels rotate together.
+    pub pairs: RopePairs,
     /// The epsilon of the norms of latents.
     pub eps: f32,
     /// `[rows, query rank]` The latents of queries, if the model has them.
@@ -36,8 +35,10 @@ pub struct Mla {
     pub attended: Buf,
     /// `[rows, heads · value]`
     pub values: Buf,
-    /// `[rows, rotated]`
+    /// `[rows, rotated]` The cosines and sines of the rows' positions.
     pub angles: Buf,
+    /// `[rows, 1]` Factors of the queries, if they depend on the position.
+    pub temperature: Option<Buf>,
 }
 
 /// The weights of one layer.
@@ -76,14 +77,6 @@ pub enum QueryWeights {
 }
 
 impl Mla {
-    /// Computes what all layers share: the rotation angles of the batch's positions.
-    ///
-    /// # Errors
-    /// If the backend fails.
-    pub fn begin(&self, cx: &mut Context<'_>, batch: &Batch<'_>) -> Result<()> {
-        cx.backend().rope_angles(&self.rope, batch.positions, self.angles)
-    }
-
     /// `out = W_o · attention(x)`
     ///
     /// # Errors
@@ -111,10 +104,13 @@ impl Mla {
                 unreachable!("a model with query latents has a buffer for them")
             }
         }
+        if let Some(factors) = self.temperature {
+            b.gate(self.q, factors, Gate::Factor)?;
+        }
         b.rms_norm(self.latent, w.latent_norm, self.eps, self.latent)?;
         b.head_products(self.q, &w.absorb, self.absorbed)?;
-        b.rope(self.absorbed, self.kv.key_dim, self.rope.pairs, self.angles)?;
-        b.rope(self.k, self.k.width, self.rope.pairs, self.angles)?;
+        b.rope(self.absorbed, self.kv.key_dim, self.pairs, self.angles)?;
+        b.rope(self.k, self.k.width, self.pairs, self.angles)?;
         let attention = Attention {
             layer,
             q: self.absorbed,

@@ -8,6 +8,8 @@ pub mod head;
 pub mod mla;
 pub mod mlp;
 pub mod moe;
+pub mod norm;
+pub mod positions;
 mod progress;
 pub mod rope;
 

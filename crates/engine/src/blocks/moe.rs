@@ -2,26 +2,42 @@
 
 use crate::LayerIdx;
 use crate::backend::{
-    Activation, Backend, Buf, ExpertBuffers, Experts, Matrix, Router, RouterWeights, Vector,
+    Activation, Backend, Buf, ExpertBuffers, Experts, Gate, Matrix, Router, RouterWeights, Vector,
 };
 use crate::blocks::Context;
 use crate::blocks::mlp::{Mlp, MlpWeights};
+use crate::blocks::norm::Norm;
 use crate::error::Result;
 use crate::experts::Mixture;
 
-/// The router and the buffers of a mixture, shared by all layers of a model.
+/// The router of a mixture, and the mixture's buffers, which layers share.
 #[derive(Clone, Copy, Debug)]
 pub struct Moe {
     /// The settings of the router.
     pub router: Router,
+    /// What the router reads.
+    pub reads: RouterInput,
     /// `[rows, experts]`
     pub logits: Buf,
-    /// The experts' buffers.
+    /// `[rows, hidden]` The input.
+    pub x: Buf,
+    /// The experts' buffers. If their input is not [`x`](Self::x), it is that times the weight of the best expert.
     pub buffers: ExpertBuffers,
     /// The experts' activation function.
     pub activation: Activation,
     /// The shared expert's buffers, if there is one.
     pub shared: Option<SharedExpert>,
+}
+
+/// What the router of a mixture reads.
+#[derive(Clone, Copy, Debug)]
+pub enum RouterInput {
+    /// The mixture's input.
+    Same,
+    /// The residual stream, through a norm of its own into this buffer.
+    Normed(Norm, Buf),
+    /// The layer's input. [`Moe::route_early`] computes the logits before the layer's attention.
+    Early,
 }
 
 /// The buffers of the shared expert, which every token uses.
@@ -55,6 +71,8 @@ pub struct SharedWeights {
     pub mlp: MlpWeights,
     /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, the output is not scaled.
     pub gate: Option<Matrix>,
+    /// `[1]` Another factor of the expert's output.
+    pub scale: Option<Vector>,
 }
 
 /// A layer's mixture, and the next layer's router for prefetching.
@@ -66,22 +84,52 @@ pub struct MoeLayer<'a> {
     pub weights: &'a MoeWeights,
     /// The next layer's router, if it has one.
     pub next: Option<RouterWeights>,
+    /// `[rows, hidden]` The residual stream.
+    pub stream: Buf,
 }
 
 impl Moe {
-    /// `out = Σ weight · expert(x) + shared(x)` over the chosen experts, with `x` in the buffers' `x`.
+    /// Computes the router's logits if they depend on the layer's input, which is still in `stream`.
     ///
-    /// If the executor fails, for example because an expert cannot be read.
+    /// # Errors
+    /// If the backend fails.
+    pub fn route_early(&self, b: &mut dyn Backend, weights: &MoeWeights, stream: Buf) -> Result<()> {
+        match self.reads {
+            RouterInput::Early => weights.router.logits(b, stream, self.logits),
+            RouterInput::Same | RouterInput::Normed(..) => Ok(()),
+        }
+    }
+
+    /// `out = Σ weight · expert(x) + shared(x)` over the chosen experts.
+    ///
+    /// # Errors
     /// The executor's, for example if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: MoeLayer<'_>, out: Buf) -> Result<()> {
         let &MoeWeights { router, shared, biases, scales } = layer.weights;
-        let Moe { buffers, activation, .. } = *self;
+        let Moe { buffers, activation, logits, x, .. } = *self;
+        let b = cx.backend();
+        let input = match self.reads {
+            RouterInput::Same => x,
+            RouterInput::Early => layer.stream,
+            RouterInput::Normed(norm, normed) => {
+                norm.forward(b, layer.stream, normed)?;
+                normed
+            }
+        };
+        let mut ready = matches!(self.reads, RouterInput::Early);
+        if buffers.x != x {
+            router.logits(b, input, logits)?;
+            b.weigh_by_best(x, logits, buffers.x)?;
+            ready = true;
+        }
         let shared = self.shared.as_ref().zip(shared);
         let mixture = Mixture {
             router: &self.router,
             weights: router,
             next: layer.next,
-            logits: self.logits,
+            input,
+            logits,
+            ready,
             experts: Experts { layer: layer.layer, buffers, activation, biases, scales },
             out,
             // Reborrows, to shorten the lifetime to that of the call.
@@ -91,7 +139,7 @@ impl Moe {
             },
         };
         cx.executor.mixture(mixture, &mut |b| match &shared {
-            Some((shared, w)) => shared.forward(b, w, buffers.x),
+            Some((shared, w)) => shared.forward(b, w, x),
             None => Ok(()),
         })?;
         match shared {
@@ -106,8 +154,8 @@ impl SharedExpert {
         self.mlp.forward(b, &w.mlp, x, self.out)?;
         if let Some(gate) = w.gate {
             b.matmul(x, &[(gate, self.gate)])?;
-            b.sigmoid_gate(self.out, self.gate)?;
+            b.gate(self.out, self.gate, Gate::Sigmoid)?;
         }
-        Ok(())
+        w.scale.map_or(Ok(()), |scale| b.scale(self.out, scale))
     }
 }

@@ -136,7 +136,7 @@ pub struct ModelFile {
 
 /// The names of a setting: in GGUF files, where it follows the architecture's name, and in `config.json`, where
 /// several names may have the same meaning.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Empty if GGUF files do not have it.
     pub gguf: &'static str,

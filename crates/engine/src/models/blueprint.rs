@@ -82,7 +82,7 @@ impl Blueprint {
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().map(|head| head.output);
         let (vectors, matrices): (Vec<_>, Vec<_>) =
-            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..)));
+            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..) | Declared::Constant(..)));
         let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
@@ -109,7 +109,7 @@ impl Blueprint {
         let matrices = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) => Some((m, w.bytes(), false)),
             Declared::Table(m) => Some((m, w.bytes(), true)),
-            Declared::Vector(..) => None,
+            Declared::Vector(..) | Declared::Constant(..) => None,
         });
         let mut dense = Vec::new();
         for (i, (m, bytes, table)) in matrices.enumerate() {
@@ -181,7 +181,7 @@ impl Blueprint {
     fn activation_blocks(&self) -> usize {
         let dense = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
-            Declared::Vector(..) => None,
+            Declared::Vector(..) | Declared::Constant(..) => None,
         });
         let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
@@ -399,6 +399,19 @@ impl<'a> Builder<'a> {
     /// Those of [`vector`](Self::vector).
     pub fn vector_of(&mut self, name: Name, len: usize, function: fn(f32) -> f32) -> Result<Vector> {
         self.prepared(name, &[len], Prepared::By(function))
+    }
+
+    /// Declares a vector of weights that are multiplied by `factor`.
+    ///
+    /// # Errors
+    /// Those of [`vector`](Self::vector).
+    pub fn vector_times(&mut self, name: Name, len: usize, factor: f32) -> Result<Vector> {
+        self.prepared(name, &[len], Prepared::Times(factor))
+    }
+
+    /// Declares a vector with the same number `len` times.
+    pub fn constant(&mut self, value: f32, len: usize) -> Vector {
+        self.push_vector(Declared::Constant(value, len))
     }
 
     /// Declares the weights of a depthwise convolution: `[kernel, channels]`, which files store transposed.

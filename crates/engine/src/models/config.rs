@@ -74,6 +74,52 @@ impl<'a> Config<'a> {
         value.as_bool().map(Some).ok_or_else(|| self.error(key, "is not a boolean"))
     }
 
+    /// Optional booleans, one for each layer.
+    ///
+    /// # Errors
+    /// If there are not as many as layers, or some are not booleans.
+    pub fn optional_bools(&self, key: Key, layers: usize) -> Result<Option<Vec<bool>>> {
+        let truth = |value: &Value| value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0));
+        self.each_layer(key, layers, truth)
+    }
+
+    /// Optional numbers, one for each layer.
+    ///
+    /// # Errors
+    /// If there are not as many as layers, or some are not finite numbers.
+    pub fn optional_numbers(&self, key: Key, layers: usize) -> Result<Option<Vec<f64>>> {
+        self.each_layer(key, layers, |value| value.as_f64().filter(|number| number.is_finite()))
+    }
+
+    /// Optional integers, one for each layer. They may be zero.
+    ///
+    /// # Errors
+    /// If there are not as many as layers, or some are not integers or too large.
+    pub fn optional_counts(&self, key: Key, layers: usize) -> Result<Option<Vec<usize>>> {
+        let count = |value: &Value| value.as_u64().filter(|&count| count <= LARGEST).map(|count| count as usize);
+        self.each_layer(key, layers, count)
+    }
+
+    /// A setting of each layer. A single value is that of all layers. Values beyond the last layer, such as those of
+    /// layers for multi-token prediction, do not matter.
+    fn each_layer<T: Clone>(
+        &self,
+        key: Key,
+        layers: usize,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(list) = value.as_numbers() else {
+            let one = read(value).ok_or_else(|| self.error(key, "has an invalid value"))?;
+            return Ok(Some(vec![one; layers]));
+        };
+        if list.len() < layers {
+            return Err(self.error(key, &format!("has {} values for {layers} layers", list.len())));
+        }
+        let values = list.iter().take(layers).map(|value| read(&value)).collect::<Option<Vec<T>>>();
+        values.map(Some).ok_or_else(|| self.error(key, "has an invalid value"))
+    }
+
     /// An optional string.
     ///
     /// # Errors

@@ -13,6 +13,8 @@ pub(super) enum Declared {
     /// A matrix of which each token reads one row.
     Table(Planes),
     Vector(TensorInfo, Prepared),
+    /// A vector that no file has: this number, this many times.
+    Constant(f32, usize),
 }
 
 /// How the numbers of a vector are converted when they are loaded.
@@ -22,6 +24,8 @@ pub(super) enum Prepared {
     Unchanged,
     /// By applying a function to each.
     By(fn(f32) -> f32),
+    /// By multiplying each by a factor.
+    Times(f32),
     /// By transposing rows of this length into columns.
     Transposed(usize),
     /// By keeping every other one, starting with this one.
@@ -32,7 +36,7 @@ impl Prepared {
     /// How many of `len` numbers remain.
     pub(super) fn count(self, len: u64) -> u64 {
         match self {
-            Prepared::Unchanged | Prepared::By(_) | Prepared::Transposed(_) => len,
+            Prepared::Unchanged | Prepared::By(_) | Prepared::Times(_) | Prepared::Transposed(_) => len,
             Prepared::EveryOther(_) => len / 2,
         }
     }
@@ -42,6 +46,10 @@ impl Prepared {
             Prepared::Unchanged => values,
             Prepared::By(function) => {
                 values.iter_mut().for_each(|value| *value = function(*value));
+                values
+            }
+            Prepared::Times(factor) => {
+                values.iter_mut().for_each(|value| *value *= factor);
                 values
             }
             Prepared::Transposed(cols) => {
@@ -58,6 +66,7 @@ impl Declared {
         let (ranges, scale) = match self {
             Declared::Matrix(m) | Declared::Table(m) => (m.ranges, m.scale),
             Declared::Vector(t, _) => ([Some(whole(t)), None, None], None),
+            Declared::Constant(..) => ([None; 3], None),
         };
         ranges.into_iter().chain([scale]).flatten()
     }
@@ -67,6 +76,7 @@ impl Declared {
         match self {
             Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
             Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
+            Declared::Constant(_, count) => *count as u64 * 4,
         }
     }
 }

@@ -2,12 +2,13 @@
 //! attention; the first layers dense, the others mixtures with shared experts, whose router may choose groups of
 //! experts first.
 
-use super::decoder::{self, AttentionKind, FeedForward, Mixture, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, keys};
-use crate::backend::{GroupScore, Groups, Router, Scores};
+use super::feed_forward::{self, Dense, Mixture, Shared};
+use super::latent::Latent;
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
+use crate::backend::{GroupScore, Groups, RopePairs, Router, Scores};
 use crate::error::Result;
 use crate::format::Format;
-use forebay_kernels::RopePairs;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -40,13 +41,14 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
         ..Mixture::new(router(config, corrected)?, inner)
     };
-    let feed_forward = FeedForward::DenseFirst { layers, inner: config.count(keys::INNER)?, mixture };
     let pairs = match config.optional_bool(keys::ROPE_INTERLEAVED)? {
         Some(false) => RopePairs::HalfSplit,
         Some(true) | None => RopePairs::Interleaved,
     };
-    let recipe = Recipe { attention: AttentionKind::Latent, pairs, ..Recipe::new(feed_forward) };
-    decoder::describe(config, b, &recipe)
+    let attention = Latent::read(config, pairs)?;
+    let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
+    let mixture = LayerRecipe::new(attention, mixture);
+    decoder::describe(config, b, &Recipe::dense_first(config, layers, &dense, &mixture)?)
 }
 
 /// The number of dense layers at the start.
@@ -88,7 +90,7 @@ fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
         None => gguf.then_some(GroupScore::Best),
     };
     let router =
-        Router { scores, scale: config.router_scale()?, ..decoder::softmax_router(config, normalise)? };
+        Router { scores, scale: config.router_scale()?, ..feed_forward::softmax_router(config, normalise)? };
     Ok(Router { groups: score.map(|score| groups(config, &router, score)).transpose()?.flatten(), ..router })
 }
 

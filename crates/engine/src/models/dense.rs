@@ -55,6 +55,7 @@ impl Blueprint {
                     dequantise_row(t.dtype, &region[next()], &mut values);
                     Weight::Vector(prepared.apply(values))
                 }
+                Declared::Constant(value, count) => Weight::Vector(vec![*value; *count]),
             })?;
         }
         Ok(())

@@ -1,8 +1,10 @@
 //! dots.llm1: attention with norms of queries and keys; the first layers dense, the others mixtures with shared
 //! experts, whose router uses sigmoids and a correction.
 
-use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, keys};
+use super::attention::{Grouped, QkNorm};
+use super::feed_forward::{self, Dense, Mixture, Shared};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 
@@ -21,17 +23,16 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let router = Router {
         scale: config.router_scale()?,
         normalise: config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
-        ..decoder::sigmoid_router(config)?
+        ..feed_forward::sigmoid_router(config)?
     };
     let mixture = Mixture {
         correction: Some(Mixture::CORRECTION),
         shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
         ..Mixture::new(router, inner)
     };
-    let feed_forward = FeedForward::DenseFirst {
-        layers: config.number(keys::DENSE_LAYERS)?,
-        inner: config.count(keys::INNER)?,
-        mixture,
-    };
-    decoder::describe(config, b, &Recipe { qk_norm: Some(NormSpan::Head), ..Recipe::new(feed_forward) })
+    let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
+    let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
+    let mixture = LayerRecipe::new(attention, mixture);
+    let dense_layers = config.number(keys::DENSE_LAYERS)?;
+    decoder::describe(config, b, &Recipe::dense_first(config, dense_layers, &dense, &mixture)?)
 }

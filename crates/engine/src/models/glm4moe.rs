@@ -1,15 +1,15 @@
 //! GLM-4.5, 4.6 and 4.7: attention with biases and partial rotation; the first layers dense, the others mixtures with
 //! a shared expert, whose router uses sigmoids and a correction.
 
-use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, Name, keys};
+use super::attention::{AttentionNames, Grouped, QkNorm};
+use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch { gguf: "glm4moe", hugging_face: &["Glm4MoeForCausalLM", "glm4_moe"], describe };
-
-const FFN_NORM: Name = Name::new("post_attention_norm.weight", "post_attention_layernorm.weight");
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     if config.optional_bool(keys::ROUTER_NORMALISES)? == Some(false) {
@@ -20,22 +20,19 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let mixture = Mixture {
         correction: Some(Mixture::CORRECTION),
         shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
-        ..Mixture::new(Router { scale, ..decoder::sigmoid_router(config)? }, inner)
-    };
-    let feed_forward = FeedForward::DenseFirst {
-        layers: config.number(keys::DENSE_LAYERS)?,
-        inner: config.count(keys::INNER)?,
-        mixture,
+        ..Mixture::new(Router { scale, ..feed_forward::sigmoid_router(config)? }, inner)
     };
     // GGUF files have no settings for these two, but the tensors.
-    let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(decoder::Q_NORM.of_layer(0)));
-    let qkv_bias = config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| decoder::has_qkv_bias(b, 0));
-    let recipe = Recipe {
+    let names = AttentionNames::USUAL;
+    let qk_norm = config.optional_bool(keys::QK_NORM)?.unwrap_or_else(|| b.has(names.q_norm.of_layer(0)));
+    let qkv_bias = config.optional_bool(keys::QKV_BIAS)?.unwrap_or_else(|| names.have_qkv_bias(b, 0));
+    let attention = Grouped {
         qkv_bias,
-        qk_norm: qk_norm.then_some(NormSpan::Head),
-        partial_rope: true,
-        ffn_norm: FFN_NORM,
-        ..Recipe::new(feed_forward)
+        qk_norm: if qk_norm { QkNorm::Head } else { QkNorm::None },
+        ..Grouped::read_partial(config)?
     };
-    decoder::describe(config, b, &recipe)
+    let layer = |ffn: FeedForward| LayerRecipe::new(attention.clone(), ffn).with_ffn_norm(LayerRecipe::POST_NORM);
+    let dense = layer(Dense::new(config.count(keys::INNER)?).into());
+    let dense_layers = config.number(keys::DENSE_LAYERS)?;
+    decoder::describe(config, b, &Recipe::dense_first(config, dense_layers, &dense, &layer(mixture.into()))?)
 }

@@ -1,8 +1,11 @@
 //! gpt-oss: attention with biases and sinks, with a window in every other layer; all layers are mixtures, whose
 //! experts have biases and clamp their inner values.
 
-use super::decoder::{self, FeedForward, Mixture, Recipe};
-use super::{Arch, BiasNames, Builder, Config, ExpertNames, Fused, Model, Name, keys};
+use super::attention::{self, Grouped};
+use super::feed_forward::{self, Mixture};
+use super::positions::Rotating;
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, BiasNames, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
 use crate::backend::Activation;
 use crate::blocks::rope::{RopeScaling, Yarn};
 use crate::error::Result;
@@ -12,7 +15,6 @@ use crate::format::Format;
 pub const ARCH: Arch = Arch { gguf: "gpt-oss", hugging_face: &["GptOssForCausalLM", "gpt_oss"], describe };
 
 const SINKS: Name = Name::new("attn_sinks.weight", "self_attn.sinks");
-const FFN_NORM: Name = Name::new("post_attention_norm.weight", "post_attention_layernorm.weight");
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.router.weight");
 const ROUTER_BIAS: Name = Name::new("ffn_gate_inp.bias", "mlp.router.bias");
 const EXPERTS: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
@@ -33,7 +35,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string()));
     }
     // The softmax over the chosen experts equals the normalised softmax over all.
-    let router = decoder::softmax_router(config, true)?;
+    let router = feed_forward::softmax_router(config, true)?;
     let alpha = config.optional_float(keys::SWIGLU_ALPHA)?.unwrap_or(1.702);
     let limit = config.optional_float(keys::SWIGLU_LIMIT)?.unwrap_or(7.0);
     let inner = match config.format() {
@@ -48,16 +50,21 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         activation: Activation::Clamped { alpha, limit },
         ..Mixture::new(router, inner)
     };
-    let recipe = Recipe {
-        scaling: Some(scaling(config)?),
+    let attention = Grouped {
         qkv_bias: true,
         out_bias: true,
         sinks: Some(SINKS),
-        windows: windows(config)?,
-        ffn_norm: FFN_NORM,
-        ..Recipe::new(FeedForward::Mixture(mixture))
+        ..Grouped::read(config)?
     };
-    decoder::describe(config, b, &recipe)
+    let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+    let rotation = Some(Rotating::new(attention.key_dim, base, scaling(config)?));
+    // Every other layer has a window, unless the file says otherwise.
+    let windows = attention::windows(config, config.layers()?, |l| l.is_multiple_of(2))?;
+    let layer = |window| {
+        let attention = Grouped { window, rotation, ..attention.clone() };
+        LayerRecipe::new(attention, mixture.clone()).with_ffn_norm(LayerRecipe::POST_NORM)
+    };
+    decoder::describe(config, b, &Recipe::new(config, windows.into_iter().map(layer).collect())?)
 }
 
 /// GGUF files do not say that YaRN's boundaries are not rounded.
@@ -68,22 +75,4 @@ fn scaling(config: &Config<'_>) -> Result<RopeScaling> {
         }
         other => other,
     })
-}
-
-/// How many positions each layer sees (`None` for all): every other layer has a window, unless the file says
-/// otherwise.
-fn windows(config: &Config<'_>) -> Result<Vec<Option<usize>>> {
-    let (layers, window) = (config.layers()?, config.count(keys::WINDOW)?);
-    let Some(types) = config.optional_texts(keys::LAYER_TYPES)? else {
-        return Ok((0..layers).map(|l| l.is_multiple_of(2).then_some(window)).collect());
-    };
-    if types.len() != layers {
-        return Err(config.error(keys::LAYER_TYPES, "does not have one type for each layer"));
-    }
-    let window_of = |name: &str| match name {
-        "sliding_attention" => Ok(Some(window)),
-        "full_attention" => Ok(None),
-        other => Err(config.unsupported(keys::LAYER_TYPES, other)),
-    };
-    types.iter().map(window_of).collect()
 }

@@ -133,6 +133,8 @@ pub const TIED: Key = key("", &["tie_word_embeddings"]);
 pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
 /// The number of positions of the window.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
+/// For each layer, whether it has a window, in GGUF files.
+pub const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", &[]);
 /// For each layer, whether it has a window.
 pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 /// The steepness of the sigmoid in an expert.

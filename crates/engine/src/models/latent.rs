@@ -1,10 +1,10 @@
 //! The weights of latent attention: their names, and the layouts of each head's two matrices in files.
 
-use forebay_kernels::RopePairs;
-
-use super::{Builder, Config, Name, attention, keys};
-use crate::backend::{HeadMatrices, KvShape};
+use super::positions::{Places, Rotating};
+use super::{Builder, Config, Name, keys};
+use crate::backend::{HeadMatrices, KvShape, RopePairs};
 use crate::blocks::mla::{Mla, MlaWeights, QueryWeights};
+use crate::blocks::positions::Temperature;
 use crate::blocks::rope::{RopeScaling, Yarn};
 use crate::error::Result;
 use crate::format::Format;
@@ -27,8 +27,9 @@ const OUT: Name = Name::new("attn_output.weight", "self_attn.o_proj.weight");
 /// The epsilon of the norms of latents. It is not in the configuration.
 const LATENT_EPS: f32 = 1e-6;
 
-/// The sizes of latent attention.
-pub struct LatentSizes {
+/// Latent attention of a family.
+#[derive(Clone)]
+pub struct Latent {
     hidden: usize,
     heads: usize,
     /// Channels of a query's latent, if queries have latents.
@@ -37,18 +38,22 @@ pub struct LatentSizes {
     rank: usize,
     /// Channels of a head's query and key that do not rotate.
     plain: usize,
-    /// Channels of a head's query and key that rotate.
-    rotated: usize,
     /// Channels of a head's value.
     value: usize,
+    /// The factor of every score.
+    scale: f32,
+    /// The rotation of the other channels of queries and keys.
+    rotation: Rotating,
+    /// Factors of queries by position.
+    pub temperature: Option<Temperature>,
 }
 
-impl LatentSizes {
-    /// The sizes in the configuration.
+impl Latent {
+    /// The attention in the configuration.
     ///
     /// # Errors
-    /// If some are missing or inconsistent.
-    pub fn read(config: &Config<'_>) -> Result<LatentSizes> {
+    /// If settings are missing or inconsistent, or ask for an unsupported rotation.
+    pub fn read(config: &Config<'_>, pairs: RopePairs) -> Result<Latent> {
         let rotated = config.count(keys::ROTATED_DIM)?;
         if !rotated.is_multiple_of(2) {
             return Err(config.error(keys::ROTATED_DIM, "is not an even number of channels"));
@@ -73,38 +78,38 @@ impl LatentSizes {
                 (config.count(keys::PLAIN_DIM)?, config.count(keys::VALUE_DIM)?)
             }
         };
-        Ok(LatentSizes {
+        let scaling = config.rope_scaling()?;
+        let magnitude = match scaling {
+            RopeScaling::Yarn(yarn) => yarn.mscale_all_dim.map_or(1.0, |m| Yarn::magnitude(yarn.factor, m)),
+            _ => 1.0,
+        };
+        let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+        let rotation = Rotating { pairs, ..Rotating::new(rotated, base, scaling) };
+        // GGUF files do not scale cosine and sine.
+        let gguf = config.format() == Format::Gguf;
+        Ok(Latent {
             hidden: config.count(keys::HIDDEN)?,
             heads: config.count(keys::HEADS)?,
             q_rank: config.optional_count(keys::Q_RANK)?,
             rank: config.count(keys::KV_RANK)?,
             plain,
-            rotated,
             value,
+            scale: (magnitude * magnitude / ((plain + rotated) as f64).sqrt()) as f32,
+            rotation: if gguf { Rotating { scale: 1.0, ..rotation } } else { rotation },
+            temperature: None,
         })
     }
 
-    /// Latent attention with these sizes.
-    ///
-    /// # Errors
-    /// If the configuration asks for an unsupported rotation.
-    pub fn block(&self, config: &Config<'_>, b: &mut Builder<'_>, pairs: RopePairs) -> Result<Mla> {
-        let &LatentSizes { heads, rank, plain, rotated, value, .. } = self;
-        let scaling = config.rope_scaling()?;
-        let mut rope = attention::rope(config, b, scaling, rotated, pairs)?;
-        let magnitude = match scaling {
-            RopeScaling::Yarn(yarn) => yarn.mscale_all_dim.map_or(1.0, |m| Yarn::magnitude(yarn.factor, m)),
-            _ => 1.0,
-        };
-        if config.format() == Format::Gguf {
-            // These files do not scale cosine and sine.
-            rope.scale = 1.0;
-        }
+    /// The block, with buffers for all layers.
+    pub fn block(&self, b: &mut Builder<'_>, places: &mut Places) -> Mla {
+        let &Latent { heads, rank, plain, value, .. } = self;
+        let rotated = self.rotation.channels;
         let key_dim = rotated + rank;
-        Ok(Mla {
+        let rotation = places.rotation(b, &self.rotation);
+        Mla {
             kv: KvShape { heads: 1, key_dim, value_dim: rank, window: None, latent: true },
-            scale: (magnitude * magnitude / ((plain + rotated) as f64).sqrt()) as f32,
-            rope,
+            scale: self.scale,
+            pairs: rotation.pairs,
             eps: LATENT_EPS,
             q_latent: self.q_rank.map(|rank| b.buffer(rank)),
             q: b.buffer(heads * (plain + rotated)),
@@ -113,8 +118,9 @@ impl LatentSizes {
             latent: b.buffer(rank),
             attended: b.buffer(heads * rank),
             values: b.buffer(heads * value),
-            angles: b.buffer(rotated),
-        })
+            angles: rotation.angles,
+            temperature: self.temperature.map(|temperature| places.temperature(b, temperature)),
+        }
     }
 
     /// The weights of one layer.
@@ -122,7 +128,8 @@ impl LatentSizes {
     /// # Errors
     /// If a tensor is missing or does not fit.
     pub fn weights(&self, b: &mut Builder<'_>, l: usize) -> Result<MlaWeights> {
-        let &LatentSizes { hidden, heads, q_rank, rank, plain, rotated, value } = self;
+        let &Latent { hidden, heads, q_rank, rank, plain, value, .. } = self;
+        let rotated = self.rotation.channels;
         let queries = heads * (plain + rotated);
         let q = match q_rank {
             None => QueryWeights::Direct(b.matrix(Q.of_layer(l), queries, hidden)?),

@@ -1,9 +1,10 @@
 //! Llama and families with the same architecture: Mistral and, with experts, Mixtral.
 
-use forebay_kernels::RopePairs;
-
-use super::decoder::{self, FeedForward, Mixture, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, keys};
+use super::attention::Grouped;
+use super::feed_forward::{self, Dense, FeedForward, Mixture};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
+use crate::backend::RopePairs;
 use crate::error::Result;
 use crate::format::Format;
 
@@ -31,17 +32,17 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         return Err(config.unsupported(keys::WINDOW, &window.to_string()));
     }
     let inner = config.count(keys::INNER)?;
-    let feed_forward = if config.optional_count(keys::EXPERTS)?.is_some() {
-        let router = decoder::softmax_router(config, true)?;
-        FeedForward::Mixture(Mixture { gate: ROUTER, names: EXPERTS, ..Mixture::new(router, inner) })
+    let feed_forward: FeedForward = if config.optional_count(keys::EXPERTS)?.is_some() {
+        let router = feed_forward::softmax_router(config, true)?;
+        Mixture { gate: ROUTER, names: EXPERTS, ..Mixture::new(router, inner) }.into()
     } else {
-        FeedForward::Dense(inner)
+        Dense::new(inner).into()
     };
     // GGUF files store the rows of queries and keys in another order.
     let pairs = match config.format() {
         Format::Gguf => RopePairs::Interleaved,
         Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,
     };
-    let recipe = Recipe { pairs, ..Recipe::new(feed_forward) };
-    decoder::describe(config, b, &recipe)
+    let attention = Grouped::read(config)?.with_pairs(pairs);
+    decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, feed_forward))?)
 }

@@ -1,8 +1,10 @@
 //! MiniMax-M2: attention with norms over all heads of queries and keys, and partial rotation; every layer is a
 //! mixture, whose router uses sigmoids and a correction.
 
-use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, keys};
+use super::attention::{Grouped, QkNorm};
+use super::feed_forward::{self, Mixture};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
 use crate::error::Result;
 
 /// The family's entry in the registry.
@@ -15,16 +17,12 @@ const EXPERTS: ExpertNames =
     ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], fused: Fused::Stacked };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    let attention = Grouped { qk_norm: QkNorm::Projection, ..Grouped::read_partial(config)? };
     let mixture = Mixture {
         gate: ROUTER,
         correction: Some(CORRECTION),
         names: EXPERTS,
-        ..Mixture::new(decoder::sigmoid_router(config)?, config.count(keys::INNER)?)
+        ..Mixture::new(feed_forward::sigmoid_router(config)?, config.count(keys::INNER)?)
     };
-    let recipe = Recipe {
-        qk_norm: Some(NormSpan::Projection),
-        partial_rope: true,
-        ..Recipe::new(FeedForward::Mixture(mixture))
-    };
-    decoder::describe(config, b, &recipe)
+    decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
 }

@@ -8,12 +8,13 @@ pub struct Name {
     gguf: &'static str,
     hugging_face: &'static str,
     pub(super) layer: Option<usize>,
+    bias: bool,
 }
 
 impl Name {
     /// A tensor with these names. Tensors of a layer are given without the layer's prefix.
     pub const fn new(gguf: &'static str, hugging_face: &'static str) -> Name {
-        Name { gguf, hugging_face, layer: None }
+        Name { gguf, hugging_face, layer: None, bias: false }
     }
 
     /// This tensor of a layer.
@@ -21,8 +22,21 @@ impl Name {
         Name { layer: Some(layer), ..self }
     }
 
+    /// The bias that belongs to this weight.
+    pub const fn bias(self) -> Name {
+        Name { bias: true, ..self }
+    }
+
     /// The name in a file of this format.
     pub fn in_format(&self, format: Format) -> String {
+        let name = self.in_layer(format);
+        match name.strip_suffix("weight") {
+            Some(module) if self.bias => format!("{module}bias"),
+            _ => name,
+        }
+    }
+
+    fn in_layer(&self, format: Format) -> String {
         match (format, self.layer) {
             (Format::Gguf, None) => self.gguf.to_owned(),
             (Format::Gguf, Some(layer)) => format!("blk.{layer}.{}", self.gguf),

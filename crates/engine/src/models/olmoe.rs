@@ -1,7 +1,9 @@
 //! OLMoE: attention with norms over all heads of queries and keys; every layer is a mixture of experts.
 
-use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe};
-use super::{Arch, Builder, Config, Model, keys};
+use super::attention::{Grouped, QkNorm};
+use super::feed_forward::{self, Mixture};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -17,8 +19,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
-    let router = decoder::softmax_router(config, normalise)?;
+    let router = feed_forward::softmax_router(config, normalise)?;
     let mixture = Mixture::new(router, config.count(keys::INNER)?);
-    let recipe = Recipe { qk_norm: Some(NormSpan::Projection), ..Recipe::new(FeedForward::Mixture(mixture)) };
-    decoder::describe(config, b, &recipe)
+    let attention = Grouped { qk_norm: QkNorm::Projection, ..Grouped::read(config)? };
+    decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
 }

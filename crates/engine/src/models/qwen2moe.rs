@@ -1,7 +1,9 @@
 //! Qwen2-MoE: grouped-query attention with biases; every layer is a mixture with a gated shared expert.
 
-use super::decoder::{self, FeedForward, Mixture, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, Name, keys};
+use super::attention::Grouped;
+use super::feed_forward::{self, Mixture, Shared};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, Name, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -22,9 +24,9 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
-    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, gate: Some(SHARED_GATE) };
-    let router = decoder::softmax_router(config, normalise)?;
+    let shared = Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
+    let router = feed_forward::softmax_router(config, normalise)?;
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
-    let recipe = Recipe { qkv_bias: true, ..Recipe::new(FeedForward::Mixture(mixture)) };
-    decoder::describe(config, b, &recipe)
+    let attention = Grouped { qkv_bias: true, ..Grouped::read(config)? };
+    decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
 }

@@ -1,14 +1,16 @@
 //! Dense Qwen3: grouped-query attention with norms of queries and keys.
 
-use super::decoder::{self, FeedForward, NormSpan, Recipe};
-use super::{Arch, Builder, Config, Model, keys};
+use super::attention::{Grouped, QkNorm};
+use super::feed_forward::Dense;
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
 use crate::error::Result;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch { gguf: "qwen3", hugging_face: &["Qwen3ForCausalLM", "qwen3"], describe };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    let dense = FeedForward::Dense(config.count(keys::INNER)?);
-    let recipe = Recipe { qk_norm: Some(NormSpan::Head), ..Recipe::new(dense) };
-    decoder::describe(config, b, &recipe)
+    let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
+    let layer = LayerRecipe::new(attention, Dense::new(config.count(keys::INNER)?));
+    decoder::describe(config, b, &Recipe::uniform(config, &layer)?)
 }

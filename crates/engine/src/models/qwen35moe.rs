@@ -1,8 +1,11 @@
 //! Qwen3-Next, Qwen3.5-MoE and Qwen3.6-MoE: three layers with linear attention, then one with gated attention; every
 //! layer is a mixture with a gated shared expert.
 
-use super::decoder::{self, FeedForward, Mixture, NormSpan, Recipe, Shared};
-use super::{Arch, Builder, Config, Model, Name, keys, linear};
+use super::attention::{Grouped, OutputGate, QkNorm};
+use super::feed_forward::{self, Mixture, Shared};
+use super::linear::{self, Linear};
+use super::recipe::{self, LayerRecipe, Norms, Recipe};
+use super::{Arch, Builder, Config, Model, Name, decoder, keys};
 use crate::backend::HeadOrder;
 use crate::error::Result;
 use crate::format::Format;
@@ -33,7 +36,6 @@ pub const QWEN3_NEXT: Arch = Arch {
     describe: |config, b| describe(config, b, HeadOrder::Grouped),
 };
 
-const FFN_NORM: Name = Name::new("post_attention_norm.weight", "post_attention_layernorm.weight");
 const SHARED: [Name; 3] = [
     Name::new("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
     Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
@@ -43,21 +45,27 @@ const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_exp
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>, order: HeadOrder) -> Result<Box<dyn Model>> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true);
-    let router = decoder::softmax_router(config, normalise)?;
-    let shared = Shared { inner: config.count(keys::SHARED_INNER)?, names: SHARED, gate: Some(SHARED_GATE) };
+    let router = feed_forward::softmax_router(config, normalise)?;
+    let shared = Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     if config.format() != Format::Gguf {
         // Without this setting all channels would rotate, which is wrong for these families.
         config.float(keys::ROPE_SHARE)?;
     }
-    let recipe = Recipe {
-        qk_norm: Some(NormSpan::Head),
-        partial_rope: true,
-        gated: true,
-        linear: Some(linear::shape(config, order)?),
-        ffn_norm: FFN_NORM,
-        zero_centred_norms: config.format() == Format::HuggingFace,
-        ..Recipe::new(FeedForward::Mixture(mixture))
+    let attention = Grouped {
+        qk_norm: QkNorm::Head,
+        gate: Some(OutputGate::BesideQueries),
+        ..Grouped::read_partial(config)?
     };
-    decoder::describe(config, b, &recipe)
+    let shape = linear::shape(config, order)?;
+    let layer = |l: usize| {
+        let mixer: recipe::Mixer = match Linear::is_layer(b, l) {
+            true => shape.into(),
+            false => attention.clone().into(),
+        };
+        LayerRecipe::new(mixer, mixture.clone()).with_ffn_norm(LayerRecipe::POST_NORM)
+    };
+    let recipe = Recipe::new(config, (0..config.layers()?).map(layer).collect())?;
+    let norms = Norms { zero_centred: config.format() == Format::HuggingFace, ..recipe.norms };
+    decoder::describe(config, b, &Recipe { norms, ..recipe })
 }

@@ -396,15 +396,6 @@ pub fn attend_finish(running: &[RunningSoftmax], out: &mut [f32]) {
     }
 }
 
-/// `x ← x · y`
-#[inline(always)]
-pub fn multiply(x: &mut [f32], y: &[f32]) {
-    assert_eq!(x.len(), y.len());
-    for (x, y) in x.iter_mut().zip(y) {
-        *x *= y;
-    }
-}
-
 /// `x ← x + y`
 #[inline(always)]
 pub fn add(x: &mut [f32], y: &[f32]) {

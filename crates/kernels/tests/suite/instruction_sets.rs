@@ -445,7 +445,6 @@ fn everything_element_by_element_has_the_scalar_bits() {
                 (k.delta_gates)(v, &mut b, &y, &x);
                 v.iter_mut().zip(b).for_each(|(v, b)| *v += b);
             });
-            check("multiply", &|k, v| (k.multiply)(v, &y));
             check("add", &|k, v| (k.add)(v, &y));
             check("add_scaled", &|k, v| (k.add_scaled)(v, 0.37, &y));
             for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {

@@ -295,11 +295,6 @@ fn activations_and_sums_do_what_they_say() {
     let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) + 1.5 * f64::from(u)).collect();
     assert!(relative_error(&out, &expected) < 1e-6);
 
-    let mut out = gate.clone();
-    scalar::multiply(&mut out, &up);
-    let expected: Vec<f64> = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) * f64::from(u)).collect();
-    assert!(relative_error(&out, &expected) < 1e-6);
-
     for cap in [0.3, 30.0] {
         let mut out = gate.clone();
         scalar::softcap(&mut out, cap);

@@ -411,10 +411,7 @@ impl Backend for CpuBackend {
     }
 
     fn scale(&mut self, x: Buf, w: Vector) -> Result<()> {
-        self.each_row(x, |this, _, values| match this.vectors[w.0][..] {
-            [factor] => (this.kernels.gate)(values, &[factor], Gate::Factor),
-            ref factors => (this.kernels.multiply)(values, factors),
-        });
+        self.each_row(x, |this, _, values| (this.kernels.gate)(values, &this.vectors[w.0], Gate::Factor));
         Ok(())
     }
 

@@ -1,0 +1,114 @@
+//! The rotations and temperatures of a family's layers. Layers with equal ones share their angles and factors.
+
+use super::{Builder, Config, Name, keys};
+use crate::backend::{Buf, Rope, RopePairs};
+use crate::blocks::gqa::Rotation;
+use crate::blocks::positions::{Positions, Temperature};
+use crate::blocks::rope::RopeScaling;
+use crate::error::Result;
+
+/// Divisors of the rotation frequencies, in some GGUF files.
+const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
+
+/// A rotation of the first channels of heads.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Rotating {
+    /// The number of channels.
+    pub channels: usize,
+    /// The base of the frequencies.
+    pub base: f32,
+    /// Their scaling for longer contexts.
+    pub scaling: RopeScaling,
+    /// The factor of cosine and sine.
+    pub scale: f32,
+    /// Which channels rotate together.
+    pub pairs: RopePairs,
+    /// Whether a file's divisors of frequencies are for this rotation.
+    pub divided: bool,
+}
+
+impl Rotating {
+    /// The rotation in the configuration, of heads with `key_dim` channels.
+    ///
+    /// # Errors
+    /// If a setting is missing, inconsistent or not supported.
+    pub fn read(config: &Config<'_>, key_dim: usize) -> Result<Rotating> {
+        let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
+        Ok(Rotating::new(rotated_channels(config, key_dim)?, base, config.rope_scaling()?))
+    }
+
+    /// A rotation of this many channels, half of them with the other half.
+    pub fn new(channels: usize, base: f32, scaling: RopeScaling) -> Rotating {
+        let pairs = RopePairs::HalfSplit;
+        Rotating { channels, base, scaling, scale: scaling.scale(), pairs, divided: true }
+    }
+}
+
+/// The number of channels of a head that rotate.
+fn rotated_channels(config: &Config<'_>, key_dim: usize) -> Result<usize> {
+    let channels = config.optional_count(keys::ROPE_DIM)?;
+    let share = config.optional_float(keys::ROPE_SHARE)?;
+    let (key, rotated) = match (channels, share) {
+        (Some(channels), _) => (keys::ROPE_DIM, channels),
+        (None, Some(share)) => (keys::ROPE_SHARE, (key_dim as f32 * share) as usize),
+        (None, None) => (keys::ROPE_DIM, key_dim),
+    };
+    if rotated == 0 || rotated > key_dim || !rotated.is_multiple_of(2) {
+        let problem = format!(
+            "sets {rotated} rotated channels of {key_dim}; the number must be even and at most {key_dim}"
+        );
+        return Err(config.error(key, &problem));
+    }
+    Ok(rotated)
+}
+
+/// The different rotations and temperatures of a model's layers, each with its buffer.
+#[derive(Default)]
+pub struct Places {
+    rotations: Vec<(Rotating, Buf)>,
+    temperatures: Vec<(Temperature, Buf)>,
+}
+
+impl Places {
+    /// The buffer of a rotation's angles.
+    pub fn rotation(&mut self, b: &mut Builder<'_>, rotating: &Rotating) -> Rotation {
+        // Pairs do not change the angles.
+        let alike = |known: &Rotating| Rotating { pairs: rotating.pairs, ..*known } == *rotating;
+        let angles = match self.rotations.iter().find(|(known, _)| alike(known)) {
+            Some((_, angles)) => *angles,
+            None => {
+                let angles = b.buffer(rotating.channels);
+                self.rotations.push((*rotating, angles));
+                angles
+            }
+        };
+        Rotation { angles, pairs: rotating.pairs }
+    }
+
+    /// The buffer of a temperature's factors.
+    pub fn temperature(&mut self, b: &mut Builder<'_>, temperature: Temperature) -> Buf {
+        match self.temperatures.iter().find(|(known, _)| *known == temperature) {
+            Some((_, factors)) => *factors,
+            None => {
+                let factors = b.buffer(1);
+                self.temperatures.push((temperature, factors));
+                factors
+            }
+        }
+    }
+
+    /// What a batch computes from its positions. Call it when the tensors have confirmed the sizes.
+    ///
+    /// # Errors
+    /// If the divisors of frequencies do not fit.
+    pub fn finish(self, b: &mut Builder<'_>) -> Result<Positions> {
+        let has_divisors = b.has(ROPE_DIVISORS);
+        let mut ropes = Vec::new();
+        for (Rotating { channels, base, scaling, scale, divided, .. }, angles) in self.rotations {
+            let divisors =
+                (divided && has_divisors).then(|| b.vector(ROPE_DIVISORS, channels / 2)).transpose()?;
+            ropes.push((Rope { frequencies: scaling.frequencies(base, channels), divisors, scale }, angles));
+        }
+        Ok(Positions { ropes, temperatures: self.temperatures })
+    }
+}
