@@ -39,6 +39,7 @@ mod prefixes;
 mod refusals;
 mod regressions;
 mod sessions;
+mod shared_families;
 mod snapshots;
 mod stages;
 mod stages_unreliable;
