@@ -364,7 +364,7 @@ impl Gather {
     /// How each plane of a matrix is gathered. The order is that of [`arrange`].
     fn of(kind: WeightKind, shape: &PartShape) -> [Option<Gather>; 3] {
         let PartShape { encoding, rows, cols, pick, .. } = *shape;
-        let stored = rows * pick.step;
+        let stored = rows * pick.of;
         let planes = encoding.plane_bytes(stored, cols).expect("the model was checked");
         if let Encoding::Columns(dtype) = encoding {
             let unit = dtype.block_bytes();
@@ -508,7 +508,7 @@ mod tests {
         ];
         let (rows, cols) = (5, 512);
         for encoding in encodings.chain(planes) {
-            for pick in [RowPick::ALL, RowPick { first: 0, step: 2 }, RowPick { first: 2, step: 3 }] {
+            for pick in [RowPick::ALL, RowPick { first: 0, step: 2, of: 2 }, RowPick { first: 2, step: 3, of: 3 }] {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
                 // Never a NaN, which a conversion might change.
                 let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;
@@ -576,7 +576,7 @@ mod tests {
     fn rows_that_tiles_have_no_equal_number_of_are_refused() {
         let tiles = Encoding::Tiles(Tiles { rows: 127, cols: 128, scales: DType::F32 });
         let mut layer = layer(tiles, 256, 256);
-        layer.parts[0].pick = RowPick { first: 0, step: 2 };
+        layer.parts[0].pick = RowPick { first: 0, step: 2, of: 2 };
         let refused = LayerExperts::new(&layer).err().expect("it is refused");
         assert!(refused.to_string().contains("F8_E4M3"), "{refused}");
     }

@@ -28,8 +28,7 @@ pub use kv::{KvPages, KvType};
 pub use logits::{Best, Logits};
 pub(crate) use logits::{Kept, Row, note_loss};
 pub use operations::{
-    Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
-    Rope, RowPart,
+    Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads, Rope, RowPart,
 };
 pub use pieces::Pieces;
 pub(crate) use ranking::buffer as rank_buffer;

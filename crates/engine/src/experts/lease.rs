@@ -299,8 +299,11 @@ impl Lease {
             Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
             None => &[],
         });
-        let stored = MatRef::from_planes(encoding, rows * pick.step, cols, Planes { codes, scales, biases });
-        if pick.step == 1 { stored } else { stored.every(pick.first, pick.step) }
+        let stored = MatRef::from_planes(encoding, rows * pick.of, cols, Planes { codes, scales, biases });
+        match pick.step {
+            1 => stored.rows(pick.first..pick.first + rows),
+            step => stored.every(pick.first, step),
+        }
     }
 }
 

@@ -79,11 +79,13 @@ pub struct RowPick {
     pub first: usize,
     /// The distance from each row to the next.
     pub step: usize,
+    /// How many rows are stored for each that is selected.
+    pub of: usize,
 }
 
 impl RowPick {
     /// All rows.
-    pub const ALL: RowPick = RowPick { first: 0, step: 1 };
+    pub const ALL: RowPick = RowPick { first: 0, step: 1, of: 1 };
 }
 
 /// Bytes of a file that hold a part of an expert.

@@ -59,6 +59,8 @@ pub enum QkNorm {
     Head,
     /// Of all heads together.
     Projection,
+    /// Of each head after the rotation.
+    HeadAfterRotation,
     /// Of each head after the rotation, without weights.
     RotatedHead,
 }
@@ -137,14 +139,22 @@ impl Grouped {
     /// # Errors
     /// If a setting is missing or inconsistent.
     pub fn read_partial(config: &Config<'_>) -> Result<Grouped> {
+        let grouped = Grouped::of_config(config)?;
+        Ok(Grouped { rotation: Some(Rotating::read(config, grouped.key_dim)?), ..grouped })
+    }
+
+    /// Like [`read`](Self::read), without a rotation.
+    ///
+    /// # Errors
+    /// If a setting is missing or inconsistent.
+    pub fn of_config(config: &Config<'_>) -> Result<Grouped> {
         let (hidden, heads) = (config.count(keys::HIDDEN)?, config.count(keys::HEADS)?);
         let key_dim = config.optional_count(keys::KEY_DIM)?.unwrap_or(hidden / heads);
         let kv_heads = config.optional_count(keys::KV_HEADS)?.unwrap_or(heads);
-        let grouped = Grouped {
+        Ok(Grouped {
             value_dim: config.optional_count(keys::VALUE_DIM)?.unwrap_or(key_dim),
             ..Grouped::of(config, [heads, kv_heads], key_dim)?
-        };
-        Ok(Grouped { rotation: Some(Rotating::read(config, key_dim)?), ..grouped })
+        })
     }
 
     /// Plain attention without positions, with these numbers of query and key heads of `dim` channels.
@@ -225,13 +235,13 @@ impl Grouped {
                 let [q, k] = [b.constant(1.0, self.key_dim), b.constant(1.0, self.key_dim)];
                 return Ok(Some(QkNorms { q, k, after_rotation: true }));
             }
-            QkNorm::Head => [self.key_dim; 2],
+            QkNorm::Head | QkNorm::HeadAfterRotation => [self.key_dim; 2],
             QkNorm::Projection => [q, k],
         };
         Ok(Some(QkNorms {
             q: norms.weights(b, self.names.q_norm.of_layer(l), lens[0])?,
             k: norms.weights(b, self.names.k_norm.of_layer(l), lens[1])?,
-            after_rotation: false,
+            after_rotation: self.qk_norm == QkNorm::HeadAfterRotation,
         }))
     }
 
@@ -272,7 +282,19 @@ impl Grouped {
             _ => None,
         };
         let out = b.matrix(names.out.of_layer(l), hidden, self.heads * self.value_dim)?;
-        Ok(GqaWeights { q, k, v, out, gate, biases, out_bias, sinks, norms: qk_norms, value_norm, value_scale })
+        Ok(GqaWeights {
+            q,
+            k,
+            v,
+            out,
+            gate,
+            biases,
+            out_bias,
+            sinks,
+            norms: qk_norms,
+            value_norm,
+            value_scale,
+        })
     }
 }
 
@@ -292,11 +314,15 @@ impl AttentionBuffers {
         if layers.is_empty() {
             return None;
         }
-        let widest = |width: &dyn Fn(&Grouped) -> usize| layers.iter().map(|layer| width(layer)).max().unwrap_or(0);
-        let (gate, beside) = (widest(&Grouped::gate_width), widest(&|layer| match layer.gate {
-            Some(OutputGate::BesideQueries) => 2 * layer.widths()[0],
-            _ => 0,
-        }));
+        let widest =
+            |width: &dyn Fn(&Grouped) -> usize| layers.iter().map(|layer| width(layer)).max().unwrap_or(0);
+        let (gate, beside) = (
+            widest(&Grouped::gate_width),
+            widest(&|layer| match layer.gate {
+                Some(OutputGate::BesideQueries) => 2 * layer.widths()[0],
+                _ => 0,
+            }),
+        );
         Some(AttentionBuffers {
             q: b.buffer(widest(&|layer| layer.widths()[0])),
             k: b.buffer(widest(&|layer| layer.widths()[1])),
@@ -339,7 +365,11 @@ impl AttentionBuffers {
 ///
 /// # Errors
 /// If the window's length or a layer's kind is missing or invalid.
-pub fn windows(config: &Config<'_>, layers: usize, by_default: impl Fn(usize) -> bool) -> Result<Vec<Option<Window>>> {
+pub fn windows(
+    config: &Config<'_>,
+    layers: usize,
+    by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<Window>>> {
     let kinds = layer_kinds(config, layers, by_default)?;
     if !kinds.contains(&true) {
         return Ok(vec![None; layers]);
@@ -353,7 +383,11 @@ pub fn windows(config: &Config<'_>, layers: usize, by_default: impl Fn(usize) ->
 ///
 /// # Errors
 /// If a layer's kind is missing or unknown.
-pub fn layer_kinds(config: &Config<'_>, layers: usize, by_default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+pub fn layer_kinds(
+    config: &Config<'_>,
+    layers: usize,
+    by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>> {
     if let Some(types) = config.optional_texts(keys::LAYER_TYPES)? {
         if types.len() != layers {
             return Err(config.error(keys::LAYER_TYPES, "does not have one type for each layer"));

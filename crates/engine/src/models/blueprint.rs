@@ -464,7 +464,11 @@ impl<'a> Builder<'a> {
     /// A tensor of floats.
     fn floats(&mut self, name: Name, shape: &[usize]) -> Result<&'a TensorInfo> {
         self.count_layer(name);
-        let weight = self.stored(&name.in_format(self.format()), shape, NeedKind::Vector)?;
+        let name = name.in_format(self.format());
+        // A vector may be stored as a matrix with one row.
+        let row = [1, shape[0]];
+        let is_row = shape.len() == 1 && self.find(&name)?.is_some_and(|weight| weight.shape == row);
+        let weight = self.stored(&name, if is_row { &row } else { shape }, NeedKind::Vector)?;
         let tensor = weight.planes[0].expect("a weight has codes");
         match tensor.dtype.is_float() {
             true => Ok(tensor),

@@ -1,6 +1,7 @@
 //! Reads a model's configuration from its file. Every value is checked.
 
 use super::keys;
+use crate::blocks::positions::Temperature;
 use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
 use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
@@ -96,8 +97,31 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If there are not as many as layers, or some are not integers or too large.
     pub fn optional_counts(&self, key: Key, layers: usize) -> Result<Option<Vec<usize>>> {
-        let count = |value: &Value| value.as_u64().filter(|&count| count <= LARGEST).map(|count| count as usize);
+        let count =
+            |value: &Value| value.as_u64().filter(|&count| count <= LARGEST).map(|count| count as usize);
         self.each_layer(key, layers, count)
+    }
+
+    /// An optional integer, which may be given for each layer if it is the same in all.
+    ///
+    /// # Errors
+    /// As [`optional_counts`](Self::optional_counts), or if layers differ.
+    pub fn optional_uniform(&self, key: Key, layers: usize) -> Result<Option<usize>> {
+        let Some(counts) = self.optional_counts(key, layers)? else { return Ok(None) };
+        match counts.iter().find(|&&count| count != counts[0]) {
+            Some(_) => Err(self.error(key, "differs between layers, which is not supported")),
+            None => Ok(counts.first().copied()),
+        }
+    }
+
+    /// An optional integer, which may be negative.
+    ///
+    /// # Errors
+    /// If it is present but not an integer.
+    pub fn optional_signed(&self, key: Key) -> Result<Option<i64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let signed = value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i64);
+        signed.map(Some).ok_or_else(|| self.error(key, "is not an integer"))
     }
 
     /// A setting of each layer. A single value is that of all layers. Values beyond the last layer, such as those of
@@ -197,6 +221,20 @@ impl<'a> Config<'a> {
         Ok(scale.unwrap_or(1.0))
     }
 
+    /// The temperature of queries, which GGUF files and folders describe by a strength and the length of the context
+    /// that the model was first trained on.
+    ///
+    /// # Errors
+    /// If the strength is present without a length, or a number is invalid.
+    pub fn temperature(&self) -> Result<Option<Temperature>> {
+        let Some(strength) = self.nonzero_float(keys::TEMPERATURE)? else { return Ok(None) };
+        let length = match self.optional_count(keys::TEMPERATURE_LENGTH)? {
+            Some(length) => length,
+            None => self.count(keys::ROPE_ORIGINAL)?,
+        };
+        Ok(Some(Temperature { strength: strength as f32, length, ahead: 0 }))
+    }
+
     /// The scaling of the rotation. GGUF files of Llama 3 have it in a tensor instead.
     ///
     /// # Errors
@@ -276,6 +314,28 @@ impl<'a> Config<'a> {
         match self.get(key).map(Value::as_f64) {
             Some(Some(0.0)) => Ok(None),
             _ => Ok(self.optional_float(key)?.map(f64::from)),
+        }
+    }
+
+    /// Refuses a setting that is true.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], with the name of the setting.
+    pub fn refuse_true(&self, key: Key) -> Result<()> {
+        match self.optional_bool(key)? {
+            Some(true) => Err(self.unsupported(key, "true")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a setting that is false.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], with the name of the setting.
+    pub fn refuse_false(&self, key: Key) -> Result<()> {
+        match self.optional_bool(key)? {
+            Some(false) => Err(self.unsupported(key, "false")),
+            _ => Ok(()),
         }
     }
 

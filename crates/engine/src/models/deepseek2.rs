@@ -1,5 +1,5 @@
-//! DeepSeek-V2, V3, V3.1 and R1, and the families that share their architecture, Kimi-K2 and GLM-4.7-Flash: latent
-//! attention; the first layers dense, the others mixtures with shared experts, whose router may choose groups of
+//! DeepSeek-V2, V3, V3.1 and R1, and the families that share their architecture, Kimi-K2, GLM-4.7-Flash and
+//! Mistral-Large-3: latent attention; the first layers dense, the others mixtures with shared experts, whose router may choose groups of
 //! experts first.
 
 use super::feed_forward::{self, Dense, Mixture, Shared};
@@ -32,7 +32,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(other) = config.optional_count(keys::MIXTURE_INTERVAL)?.filter(|&every| every != 1) {
         return Err(config.unsupported(keys::MIXTURE_INTERVAL, &other.to_string()));
     }
-    let layers = dense_layers(config)?;
+    let layers = feed_forward::dense_layers(config)?;
     let inner = config.count(keys::EXPERT_INNER)?;
     // Routers with a correction have this tensor in all layers.
     let corrected = b.has(Mixture::CORRECTION.of_layer(layers));
@@ -45,22 +45,15 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Some(false) => RopePairs::HalfSplit,
         Some(true) | None => RopePairs::Interleaved,
     };
-    let attention = Latent::read(config, pairs)?;
+    let attention = Latent::read(config, pairs)?.with_temperature(config.temperature()?);
     let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
     let mixture = LayerRecipe::new(attention, mixture);
-    decoder::describe(config, b, &Recipe::dense_first(config, layers, &dense, &mixture)?)
-}
-
-/// The number of dense layers at the start.
-fn dense_layers(config: &Config<'_>) -> Result<usize> {
-    let Some(types) = config.optional_texts(keys::FEED_FORWARD_TYPES)? else {
-        return config.number(keys::DENSE_LAYERS);
-    };
-    let dense = types.iter().take_while(|&name| name == "dense").count();
-    match types.iter().skip(dense).find(|&name| name != "sparse") {
-        Some(other) => Err(config.unsupported(keys::FEED_FORWARD_TYPES, other)),
-        None => Ok(dense),
-    }
+    let recipe = Recipe::dense_first(config, layers, &dense, &mixture)?;
+    decoder::describe(
+        config,
+        b,
+        &Recipe { honours: &[keys::TEMPERATURE, keys::TEMPERATURE_LENGTH], ..recipe },
+    )
 }
 
 /// V3's router uses sigmoids with a correction, V2's a softmax without one.
@@ -95,7 +88,10 @@ fn router(config: &Config<'_>, corrected: bool) -> Result<Router> {
 }
 
 /// The groups that a token chooses experts from; `None` if it chooses from all.
-fn groups(config: &Config<'_>, router: &Router, score: GroupScore) -> Result<Option<Groups>> {
+///
+/// # Errors
+/// If the settings are inconsistent.
+pub fn groups(config: &Config<'_>, router: &Router, score: GroupScore) -> Result<Option<Groups>> {
     let count = config.number(keys::ROUTER_GROUPS)?.max(1);
     let used = config.optional_count(keys::ROUTER_GROUPS_USED)?.unwrap_or(count);
     if !router.experts.is_multiple_of(count) {

@@ -4,6 +4,7 @@
 //! - a tensor for each matrix of each expert: `experts.7.gate_proj.weight`
 //! - gate and up in one tensor, `[gate; up]`: GGUF's `ffn_gate_up_exps`, Hugging Face's `experts.gate_up_proj`
 //! - gate and up alternating, in rows or, transposed, in columns ([`Fused::Alternating`])
+//! - gate before up in columns, transposed ([`Fused::Columns`])
 
 use forebay_kernels::Encoding;
 
@@ -155,7 +156,16 @@ impl Search<'_, '_> {
         };
         let Some(found) = self.b.find(&both)? else { return Ok(None) };
         let ExpertShape { experts, hidden, inner, .. } = self.shape;
-        let alternating = self.names.fused == Fused::Alternating && self.b.format() != Format::Gguf;
+        let gguf = self.b.format() == Format::Gguf;
+        let alternating = self.names.fused == Fused::Alternating && !gguf;
+        let shape = [experts, hidden, 2 * inner];
+        // The two layouts differ in their shapes, except where both are square.
+        if self.names.fused == Fused::Columns && !gguf && found.shape[..] == shape {
+            let both = self.b.weight(&both, &shape)?;
+            let down = self.b.weight(&down, &[experts, inner, hidden])?;
+            let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
+            return Ok(Some([both.half_of_rows(0), both.half_of_rows(1), down]));
+        }
         if alternating && found.encoding != Encoding::Mxfp4 {
             let both = self.b.weight(&both, &[experts, hidden, 2 * inner])?;
             let down = self.b.weight(&down, &[experts, inner, hidden])?;
@@ -232,9 +242,17 @@ impl Stack {
             rows: self.rows / 2,
             cols: self.cols,
             planes: self.planes.clone(),
-            pick: RowPick { first, step: 2 },
+            pick: RowPick { first, step: 2, of: 2 },
             scales: self.scales,
         }
+    }
+
+    /// The first or the second half of the rows of a matrix that is stored column after column.
+    fn half_of_rows(&self, half: usize) -> Stack {
+        let rows = self.rows / 2;
+        let pick = RowPick { first: half * rows, step: 1, of: 2 };
+        let Stack { encoding, cols, ref planes, scales, .. } = *self;
+        Stack { encoding, rows, cols, planes: planes.clone(), pick, scales }
     }
 
     /// The upper and the lower half of the rows; `None` if they share a scale.

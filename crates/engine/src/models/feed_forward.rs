@@ -2,13 +2,12 @@
 
 use super::recipe::Norms;
 use super::{BiasNames, Builder, Config, ExpertNames, Name, keys};
-use crate::backend::{
-    Activation, Buf, ExpertBuffers, Router, RouterWeights, Scores, Vector,
-};
+use crate::backend::{Activation, Buf, ExpertBuffers, Router, RouterWeights, Scores, Vector};
 use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Moe, MoeWeights, RouterInput, SharedExpert, SharedWeights};
 use crate::blocks::norm::Norm;
 use crate::error::Result;
+use crate::format::Key;
 
 /// The feed-forward block of a layer.
 #[derive(Clone)]
@@ -221,10 +220,19 @@ impl BiasNames {
 /// # Errors
 /// If the counts are missing or inconsistent.
 pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
-    let experts = config.count(keys::EXPERTS)?;
-    let top_k = config.count(keys::EXPERTS_USED)?;
+    softmax_router_of(config, keys::EXPERTS, keys::EXPERTS_USED, normalise)
+}
+
+/// The same with other names of the settings. The number of experts of a token may be a list with one for each layer.
+///
+/// # Errors
+/// If the counts are missing or inconsistent.
+pub fn softmax_router_of(config: &Config<'_>, experts: Key, used: Key, normalise: bool) -> Result<Router> {
+    let top_k = config.optional_uniform(used, config.layers()?)?;
+    let top_k = top_k.filter(|&k| k > 0).ok_or_else(|| config.error(used, "is missing or zero"))?;
+    let experts = config.count(experts)?;
     if top_k > experts {
-        return Err(config.error(keys::EXPERTS_USED, "is larger than the number of experts"));
+        return Err(config.error(used, "is larger than the number of experts"));
     }
     Ok(Router { experts, top_k, scores: Scores::Softmax, groups: None, normalise, epsilon: 0.0, scale: 1.0 })
 }
@@ -244,6 +252,21 @@ pub fn sigmoid_router(config: &Config<'_>) -> Result<Router> {
         return Err(config.unsupported(keys::ROUTER_GROUPS, &groups.to_string()));
     }
     Ok(Router { scores: Scores::Sigmoid, ..softmax_router(config, true)? })
+}
+
+/// The number of layers with dense feed-forward blocks, which are the first ones.
+///
+/// # Errors
+/// If the setting is invalid, or a dense layer comes later.
+pub fn dense_layers(config: &Config<'_>) -> Result<usize> {
+    let Some(types) = config.optional_texts(keys::FEED_FORWARD_TYPES)? else {
+        return config.number(keys::DENSE_LAYERS);
+    };
+    let dense = types.iter().take_while(|&name| name == "dense").count();
+    match types.iter().skip(dense).find(|&name| name != "sparse") {
+        Some(other) => Err(config.unsupported(keys::FEED_FORWARD_TYPES, other)),
+        None => Ok(dense),
+    }
 }
 
 /// The feed-forward block of one layer, with its weights.
@@ -370,14 +393,7 @@ impl FfnBuffers {
         Mlp { gate: gate.narrow(dense.inner), up: up.narrow(dense.inner), activation: dense.activation }
     }
 
-    fn moe(
-        &self,
-        b: &mut Builder<'_>,
-        mixture: &Mixture,
-        x: Buf,
-        norms: &Norms,
-        l: usize,
-    ) -> Result<Moe> {
+    fn moe(&self, b: &mut Builder<'_>, mixture: &Mixture, x: Buf, norms: &Norms, l: usize) -> Result<Moe> {
         let &Mixture { router, inner, activation, .. } = mixture;
         let buffers = self.mixture.as_ref().expect("it was declared for such a block");
         let reads = match mixture.reads {

@@ -1,4 +1,4 @@
-//! GLM-4.5, 4.6 and 4.7: attention with biases and partial rotation; the first layers dense, the others mixtures with
+//! GLM-4.5, 4.6 and 4.7, and Solar-Open: attention with biases and partial rotation; the first layers dense, the others mixtures with
 //! a shared expert, whose router uses sigmoids and a correction.
 
 use super::attention::{AttentionNames, Grouped, QkNorm};
@@ -9,7 +9,11 @@ use crate::backend::Router;
 use crate::error::Result;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "glm4moe", hugging_face: &["Glm4MoeForCausalLM", "glm4_moe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "glm4moe",
+    hugging_face: &["Glm4MoeForCausalLM", "glm4_moe", "SolarOpenForCausalLM", "solar_open"],
+    describe,
+};
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     if config.optional_bool(keys::ROUTER_NORMALISES)? == Some(false) {
@@ -31,7 +35,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         qk_norm: if qk_norm { QkNorm::Head } else { QkNorm::None },
         ..Grouped::read_partial(config)?
     };
-    let layer = |ffn: FeedForward| LayerRecipe::new(attention.clone(), ffn).with_ffn_norm(LayerRecipe::POST_NORM);
+    let layer =
+        |ffn: FeedForward| LayerRecipe::new(attention.clone(), ffn).with_ffn_norm(LayerRecipe::POST_NORM);
     let dense = layer(Dense::new(config.count(keys::INNER)?).into());
     let dense_layers = config.number(keys::DENSE_LAYERS)?;
     decoder::describe(config, b, &Recipe::dense_first(config, dense_layers, &dense, &layer(mixture.into()))?)

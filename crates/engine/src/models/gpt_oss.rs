@@ -50,12 +50,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         activation: Activation::Clamped { alpha, limit },
         ..Mixture::new(router, inner)
     };
-    let attention = Grouped {
-        qkv_bias: true,
-        out_bias: true,
-        sinks: Some(SINKS),
-        ..Grouped::read(config)?
-    };
+    let attention = Grouped { qkv_bias: true, out_bias: true, sinks: Some(SINKS), ..Grouped::read(config)? };
     let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
     let rotation = Some(Rotating::new(attention.key_dim, base, scaling(config)?));
     // Every other layer has a window, unless the file says otherwise.

@@ -144,10 +144,18 @@ pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
 /// The bound of queries, keys and values.
 pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);
 
+/// How much queries at late positions are sharpened.
+pub const TEMPERATURE: Key =
+    key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]);
+/// How many positions share a factor of queries; without it, the context length of the first training.
+pub const TEMPERATURE_LENGTH: Key = key("attention.temperature_length", &[]);
+/// Whether dense feed-forward blocks have biases.
+pub const MLP_BIAS: Key = key("", &["mlp_bias"]);
+
 /// Settings that change the arithmetic and are not supported by any family here. In GGUF files, zero turns them off.
 pub const NOT_HONOURED: [Key; 9] = [
-    key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]),
-    key("attention.temperature_length", &[]),
+    TEMPERATURE,
+    TEMPERATURE_LENGTH,
     key("attention.scale", &[]),
     key("attn_logit_softcapping", &["attn_logit_softcapping"]),
     key("router_logit_softcapping", &["router_logit_softcapping"]),

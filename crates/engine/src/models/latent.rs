@@ -45,7 +45,7 @@ pub struct Latent {
     /// The rotation of the other channels of queries and keys.
     rotation: Rotating,
     /// Factors of queries by position.
-    pub temperature: Option<Temperature>,
+    temperature: Option<Temperature>,
 }
 
 impl Latent {
@@ -98,6 +98,11 @@ impl Latent {
             rotation: if gguf { Rotating { scale: 1.0, ..rotation } } else { rotation },
             temperature: None,
         })
+    }
+
+    /// The same with queries that are sharpened at late positions.
+    pub fn with_temperature(self, temperature: Option<Temperature>) -> Latent {
+        Latent { temperature, ..self }
     }
 
     /// The block, with buffers for all layers.

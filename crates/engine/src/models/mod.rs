@@ -1,6 +1,7 @@
 //! The model families. Each has a file with its configuration and tensor names. Most share one decoder for the
 //! forward pass. [`ARCHS`] lists all families.
 
+mod afmoe;
 mod attention;
 mod blueprint;
 mod config;
@@ -9,15 +10,21 @@ mod decoder;
 mod deepseek2;
 mod dense;
 mod dots1;
+mod ernie4_5_moe;
+mod exaone_moe;
 mod experts;
 mod feed_forward;
 mod glm4moe;
 mod gpt_oss;
+mod hunyuan_moe;
+mod hy_v3;
 pub mod keys;
 mod latent;
 mod linear;
 mod llama;
 mod minimax_m2;
+mod mistral3;
+mod mistral4;
 mod names;
 mod needs;
 mod olmoe;
@@ -62,6 +69,15 @@ pub const ARCHS: &[Arch] = &[
     gpt_oss::ARCH,
     deepseek2::ARCH,
     dots1::ARCH,
+    hy_v3::ARCH,
+    exaone_moe::ARCH,
+    afmoe::ARCH,
+    ernie4_5_moe::ARCH,
+    hunyuan_moe::ARCH,
+    mistral3::ARCH,
+    mistral4::ARCH,
+    qwen35moe::DENSE,
+    qwen3moe::VL,
 ];
 
 /// A family's entry in the registry.

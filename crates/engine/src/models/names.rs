@@ -74,6 +74,9 @@ pub enum Fused {
     /// `experts.gate_up_proj` is `[experts, 2 · inner, hidden]`, gate before up; `experts.down_proj` is
     /// `[experts, hidden, inner]`.
     Stacked,
+    /// Like `Stacked`, or both transposed: `[experts, hidden, 2 · inner]` and `[experts, inner, hidden]`. Published
+    /// checkpoints are transposed; some libraries save them the other way round.
+    Columns,
     /// Gate and up alternate: by row if the weights are MXFP4 (`[experts, 2 · inner, hidden]`), by column if they are
     /// floats, which are stored transposed (`[experts, hidden, 2 · inner]`, `[experts, inner, hidden]`).
     Alternating,

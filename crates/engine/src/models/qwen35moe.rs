@@ -1,8 +1,8 @@
-//! Qwen3-Next, Qwen3.5-MoE and Qwen3.6-MoE: three layers with linear attention, then one with gated attention; every
-//! layer is a mixture with a gated shared expert.
+//! Qwen3-Next, Qwen3.5 and Qwen3.6: three layers with linear attention, then one with gated attention; every layer is
+//! a mixture with a gated shared expert or, in the dense sizes of Qwen3.5 and 3.6, dense.
 
 use super::attention::{Grouped, OutputGate, QkNorm};
-use super::feed_forward::{self, Mixture, Shared};
+use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::linear::{self, Linear};
 use super::recipe::{self, LayerRecipe, Norms, Recipe};
 use super::{Arch, Builder, Config, Model, Name, decoder, keys};
@@ -19,13 +19,15 @@ pub const ARCH: Arch = Arch {
         "qwen3_5_moe",
         "qwen3_5_moe_text",
     ],
+    describe: |config, b| describe(config, b, head_order(config), mixture(config)?.into()),
+};
+
+/// The entry of the dense sizes of Qwen3.5 and 3.6.
+pub const DENSE: Arch = Arch {
+    gguf: "qwen35",
+    hugging_face: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text"],
     describe: |config, b| {
-        // GGUF files of this family interleave the value heads of the key heads.
-        let order = match config.format() {
-            Format::Gguf => HeadOrder::Interleaved,
-            Format::HuggingFace | Format::Mlx => HeadOrder::Grouped,
-        };
-        describe(config, b, order)
+        describe(config, b, head_order(config), Dense::new(config.count(keys::INNER)?).into())
     },
 };
 
@@ -33,7 +35,7 @@ pub const ARCH: Arch = Arch {
 pub const QWEN3_NEXT: Arch = Arch {
     gguf: "qwen3next",
     hugging_face: &["Qwen3NextForCausalLM", "qwen3_next"],
-    describe: |config, b| describe(config, b, HeadOrder::Grouped),
+    describe: |config, b| describe(config, b, HeadOrder::Grouped, mixture(config)?.into()),
 };
 
 const SHARED: [Name; 3] = [
@@ -43,11 +45,28 @@ const SHARED: [Name; 3] = [
 ];
 const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
-fn describe(config: &Config<'_>, b: &mut Builder<'_>, order: HeadOrder) -> Result<Box<dyn Model>> {
+/// GGUF files of Qwen3.5 and 3.6 interleave the value heads of the key heads.
+fn head_order(config: &Config<'_>) -> HeadOrder {
+    match config.format() {
+        Format::Gguf => HeadOrder::Interleaved,
+        Format::HuggingFace | Format::Mlx => HeadOrder::Grouped,
+    }
+}
+
+fn mixture(config: &Config<'_>) -> Result<Mixture> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true);
     let router = feed_forward::softmax_router(config, normalise)?;
-    let shared = Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
-    let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
+    let shared =
+        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
+    Ok(Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) })
+}
+
+fn describe(
+    config: &Config<'_>,
+    b: &mut Builder<'_>,
+    order: HeadOrder,
+    feed_forward: FeedForward,
+) -> Result<Box<dyn Model>> {
     if config.format() != Format::Gguf {
         // Without this setting all channels would rotate, which is wrong for these families.
         config.float(keys::ROPE_SHARE)?;
@@ -63,7 +82,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>, order: HeadOrder) -> Resul
             true => shape.into(),
             false => attention.clone().into(),
         };
-        LayerRecipe::new(mixer, mixture.clone()).with_ffn_norm(LayerRecipe::POST_NORM)
+        LayerRecipe::new(mixer, feed_forward.clone()).with_ffn_norm(LayerRecipe::POST_NORM)
     };
     let recipe = Recipe::new(config, (0..config.layers()?).map(layer).collect())?;
     let norms = Norms { zero_centred: config.format() == Format::HuggingFace, ..recipe.norms };

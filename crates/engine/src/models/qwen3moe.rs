@@ -3,7 +3,7 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Fused, Model, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -11,14 +11,27 @@ use crate::format::Format;
 pub const ARCH: Arch =
     Arch { gguf: "qwen3moe", hugging_face: &["Qwen3MoeForCausalLM", "qwen3_moe"], describe };
 
+/// Qwen3-VL-MoE's entry: its text model is the same, and always normalises weights.
+pub const VL: Arch = Arch {
+    gguf: "qwen3vlmoe",
+    hugging_face: &["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"],
+    describe: |config, b| describe_with(config, b, true),
+};
+
+const EXPERTS: ExpertNames = ExpertNames { fused: Fused::Columns, ..ExpertNames::USUAL };
+
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     // GGUF files do not have this setting; their weights are always normalised.
     let normalise = match config.format() {
         Format::Gguf => true,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
+    describe_with(config, b, normalise)
+}
+
+fn describe_with(config: &Config<'_>, b: &mut Builder<'_>, normalise: bool) -> Result<Box<dyn Model>> {
     let router = feed_forward::softmax_router(config, normalise)?;
-    let mixture = Mixture::new(router, config.count(keys::EXPERT_INNER)?);
+    let mixture = Mixture { names: EXPERTS, ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
     decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
 }

@@ -146,9 +146,21 @@ fn pass(
 ) -> Result<(Vec<f32>, Vec<u32>)> {
     let [x, gate, up, each, logits, out, other] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
     let scores = Scores::Softmax;
-    let choice = Router { experts: EXPERTS, top_k: TOP_K, scores, groups: None, normalise: true, epsilon: 0.0, scale: 1.0 };
-    let router =
-        |layer: usize| RouterWeights { matrix: Matrix::nth(1 + layer), bias: None, correction: None, factors: None };
+    let choice = Router {
+        experts: EXPERTS,
+        top_k: TOP_K,
+        scores,
+        groups: None,
+        normalise: true,
+        epsilon: 0.0,
+        scale: 1.0,
+    };
+    let router = |layer: usize| RouterWeights {
+        matrix: Matrix::nth(1 + layer),
+        bias: None,
+        correction: None,
+        factors: None,
+    };
     let mut chosen = Vec::new();
     executor.begin(BatchShape { rows: TOKENS.len(), sequences })?;
     executor.backend().embed(Matrix::nth(0), &TOKENS, x)?;

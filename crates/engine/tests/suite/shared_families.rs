@@ -8,7 +8,17 @@ use forebay_testing::{assert_same_bits, relative_error, shared};
 use crate::common::models::{Reference, logits, options};
 
 /// The families. Files of some cannot give the reference's logits after this many tokens.
-const FAMILIES: &[(&str, Option<usize>)] = &[];
+const FAMILIES: &[(&str, Option<usize>)] = &[
+    ("hy_v3", None),
+    ("exaone_moe", None),
+    ("afmoe", None),
+    ("ernie4_5_moe", None),
+    ("hunyuan_v1_moe", None),
+    ("solar_open", None),
+    ("qwen3_vl_moe", None),
+    ("qwen3_5", None),
+    ("mistral4", None),
+];
 
 /// The GGUF file and the folder of each family, with the reference, which a file that lacks settings follows only at
 /// the beginning.

@@ -18,7 +18,8 @@ use super::kv::{CpuKv, KvType};
 use super::recurrent::CpuRecurrent;
 use super::{
     Activation, Attention, Backend, Batch, Buf, BufShape, DeltaRule, Gate, HeadMatrices, HostMatrix,
-    LayerState, Matrix, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight, rank,
+    LayerState, Matrix, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight,
+    rank,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};

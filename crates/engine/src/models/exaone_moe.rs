@@ -1,0 +1,45 @@
+//! EXAONE-MoE: attention with norms of queries and keys, in most layers with a window and in the others without
+//! positions; the first layers dense, the others mixtures with shared experts, whose router uses sigmoids and a
+//! correction.
+
+use super::attention::{self, Grouped, QkNorm};
+use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use crate::backend::Router;
+use crate::error::Result;
+use crate::format::Key;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch =
+    Arch { gguf: "exaone-moe", hugging_face: &["ExaoneMoeForCausalLM", "exaone_moe"], describe };
+
+const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.e_score_correction_bias");
+const SHARED_EXPERTS: Key = Key { gguf: "expert_shared_count", hugging_face: &["num_shared_experts"] };
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    config.refuse_true(keys::QKV_BIAS)?;
+    let inner = config.count(keys::EXPERT_INNER)?;
+    let router = Router {
+        scale: config.router_scale()?,
+        normalise: config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true),
+        ..feed_forward::sigmoid_router(config)?
+    };
+    let mixture = Mixture {
+        correction: Some(CORRECTION),
+        shared: Shared::plain(config.number(SHARED_EXPERTS)?, inner),
+        ..Mixture::new(router, inner)
+    };
+    let dense = Dense::new(config.count(keys::INNER)?);
+    let dense_layers = feed_forward::dense_layers(config)?;
+    let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
+    // Every fourth layer sees everything, unless the file says otherwise.
+    let windows = attention::windows(config, config.layers()?, |l| (l + 1) % 4 != 0)?;
+    let layer = |(l, window): (usize, Option<_>)| {
+        let rotation = attention.rotation.filter(|_| window.is_some());
+        let feed_forward: FeedForward = if l < dense_layers { dense.into() } else { mixture.clone().into() };
+        LayerRecipe::new(Grouped { window, rotation, ..attention.clone() }, feed_forward)
+    };
+    let layers = windows.into_iter().enumerate().map(layer).collect();
+    decoder::describe(config, b, &Recipe::new(config, layers)?)
+}

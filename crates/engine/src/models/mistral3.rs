@@ -1,0 +1,30 @@
+//! Dense Ministral-3 and Mistral-Medium: like Llama, with queries that are sharpened at late positions.
+
+use super::attention::Grouped;
+use super::feed_forward::Dense;
+use super::recipe::{LayerRecipe, Recipe};
+use super::{Arch, Builder, Config, Model, decoder, keys};
+use crate::backend::RopePairs;
+use crate::error::Result;
+use crate::format::Format;
+
+/// The family's entry in the registry.
+pub const ARCH: Arch =
+    Arch { gguf: "mistral3", hugging_face: &["Ministral3ForCausalLM", "ministral3"], describe };
+
+fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    // GGUF files store the rows of queries and keys in another order.
+    let pairs = match config.format() {
+        Format::Gguf => RopePairs::Interleaved,
+        Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,
+    };
+    let attention =
+        Grouped { temperature: config.temperature()?, ..Grouped::read(config)?.with_pairs(pairs) };
+    let layer = LayerRecipe::new(attention, Dense::new(config.count(keys::INNER)?));
+    let recipe = Recipe::uniform(config, &layer)?;
+    decoder::describe(
+        config,
+        b,
+        &Recipe { honours: &[keys::TEMPERATURE, keys::TEMPERATURE_LENGTH], ..recipe },
+    )
+}
