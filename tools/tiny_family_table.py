@@ -2,8 +2,49 @@
 
 from tiny_families import IDS, VOCAB, Family, tensors_set
 
-COMMON = {"vocab_size": VOCAB, "hidden_size": 64, "max_position_embeddings": 256, **IDS}
+COMMON = {"tie_word_embeddings": False, "vocab_size": VOCAB, "hidden_size": 64, "max_position_embeddings": 256, **IDS}
 WIDE = 1 << 20
+# Placeholders for images and videos.
+MARKS = {"image_token_id": 500, "video_token_id": 501, "vision_start_token_id": 502, "vision_end_token_id": 503}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+}
+GEMMA_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+GEMMA4 = {
+    "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "sliding_window": 9,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+    },
+}
+
+
+def without_convolution(model) -> None:
+    """Lets convolutions see the newest value only."""
+    for name, weight in model.named_parameters():
+        if "conv" in name and weight.dim() == 3 and weight.shape[-1] > 1:
+            weight[..., :-1] = 0
+
+
+def experts_transposed(tensors):
+    """Experts as [expert, input, output], as published. Transformers writes them the other way round."""
+    return {
+        name: values.transpose(1, 2) if name.endswith(("experts.gate_up_proj", "experts.down_proj")) else values
+        for name, values in tensors.items()
+    }
+
 
 FAMILIES = {
     family.name: family
@@ -133,6 +174,7 @@ FAMILIES = {
                 "moe_num_shared_experts": 1,
                 "num_attention_heads": 6,
                 "num_key_value_heads": 3,
+                "tie_word_embeddings": True,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
             },
             pre="qwen2",
@@ -227,6 +269,234 @@ FAMILIES = {
                 "YaRN": {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}},
                 "factor of YaRN": {"rope_parameters.attention_factor": 1.0},
                 "shared experts": tensors_set(0, "shared_experts.down_proj.weight"),
+            },
+        ),
+        Family(
+            "qwen3_5",
+            "Qwen3_5ForConditionalGeneration",
+            MARKS
+            | {
+                "text_config": COMMON
+                | {
+                    "num_hidden_layers": 4,
+                    "layer_types": ["linear_attention", "full_attention"] * 2,
+                    "full_attention_interval": 2,
+                    "intermediate_size": 128,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 2,
+                    "head_dim": 32,
+                    "linear_num_key_heads": 2,
+                    "linear_num_value_heads": 6,
+                    "linear_key_head_dim": 16,
+                    "linear_value_head_dim": 16,
+                    "rope_parameters": {
+                        "rope_type": "default",
+                        "rope_theta": 50000.0,
+                        "partial_rotary_factor": 0.5,
+                        "mrope_section": [3, 3, 2],
+                        "mrope_interleaved": True,
+                    },
+                },
+                "vision_config": QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": []},
+            },
+            pre="qwen35",
+            weights={"A_log": (-1, 0.5), "dt_bias": (-1, 0.5)},
+            arguments=("--no-mtp",),
+            off={
+                "memory": tensors_set(9, "A_log"),
+                "decay": tensors_set(-20, "A_log"),
+                "convolution": without_convolution,
+                "gate of the memory's output": tensors_set(0, "in_proj_z.weight"),
+                "norms of queries and keys": tensors_set(0, "q_norm.weight", "k_norm.weight"),
+                "unrotated channels": {"text_config.rope_parameters.partial_rotary_factor": 1.0},
+            },
+        ),
+        Family(
+            "qwen3_vl_moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            MARKS
+            | {
+                "text_config": COMMON
+                | {
+                    "num_hidden_layers": 2,
+                    "intermediate_size": 64,
+                    "moe_intermediate_size": 96,
+                    "num_experts": 4,
+                    "num_experts_per_tok": 2,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 2,
+                    "head_dim": 16,
+                    "rope_parameters": {
+                        "rope_type": "default",
+                        "rope_theta": 50000.0,
+                        "mrope_section": [3, 3, 2],
+                        "mrope_interleaved": True,
+                    },
+                },
+                "vision_config": QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+            },
+            pre="qwen2",
+            rename=experts_transposed,
+            off={
+                "norms of queries and keys": tensors_set(1, "q_norm.weight", "k_norm.weight"),
+                "experts": tensors_set(0, "experts.down_proj"),
+                "rope": {"text_config.rope_parameters.rope_theta": 1e9},
+            },
+        ),
+        Family(
+            "mistral4",
+            "Mistral3ForConditionalGeneration",
+            {
+                "text_config": COMMON
+                | {
+                    "model_type": "mistral4",
+                    "num_hidden_layers": 3,
+                    "first_k_dense_replace": 1,
+                    "intermediate_size": 128,
+                    "moe_intermediate_size": 32,
+                    "n_routed_experts": 6,
+                    "num_experts_per_tok": 2,
+                    "n_shared_experts": 2,
+                    "num_attention_heads": 3,
+                    "num_key_value_heads": 3,
+                    "q_lora_rank": 32,
+                    "kv_lora_rank": 64,
+                    "qk_nope_head_dim": 24,
+                    "qk_rope_head_dim": 8,
+                    "v_head_dim": 32,
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 10000.0,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 16,
+                        "max_position_embeddings": 256,
+                        "beta_fast": 32.0,
+                        "beta_slow": 1.0,
+                        "mscale": 1.0,
+                        "mscale_all_dim": 1.0,
+                        "llama_4_scaling_beta": 0.25,
+                    },
+                },
+                "vision_config": {
+                    "model_type": "pixtral",
+                    "hidden_size": 16,
+                    "intermediate_size": 16,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "image_size": 16,
+                    "patch_size": 4,
+                },
+                "image_token_index": 500,
+                "tie_word_embeddings": False,
+            },
+            pre="tekken",
+            gguf={
+                "{arch}.attention.temperature_scale": 0.25,
+                "{arch}.attention.temperature_length": 16,
+            },
+            off={
+                "temperature": {"text_config.rope_parameters.llama_4_scaling_beta": 0.0},
+                "YaRN": {"text_config.rope_parameters.factor": 1.0},
+                "norms of latents": tensors_set(1, "q_a_layernorm.weight", "kv_a_layernorm.weight"),
+                "shared experts": tensors_set(0, "shared_experts.down_proj.weight"),
+            },
+        ),
+        Family(
+            "gemma4",
+            "Gemma4ForConditionalGeneration",
+            {
+                "text_config": COMMON
+                | GEMMA_IDS
+                | GEMMA4
+                | {
+                    "num_hidden_layers": 4,
+                    "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "intermediate_size": 96,
+                    "enable_moe_block": True,
+                    "num_experts": 5,
+                    "top_k_experts": 2,
+                    "moe_intermediate_size": 32,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                    "head_dim": 16,
+                    "global_head_dim": 32,
+                    "num_global_key_value_heads": 1,
+                },
+                "vision_config": {
+                    "hidden_size": 16,
+                    "intermediate_size": 16,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "head_dim": 8,
+                    "patch_size": 2,
+                    "position_embedding_size": 16,
+                },
+                "audio_config": None,
+                "image_token_id": 500,
+                "video_token_id": 501,
+                "audio_token_id": 502,
+                "boi_token_id": 503,
+                "eoi_token_id": 504,
+                "boa_token_id": 505,
+                "eoa_token_index": 506,
+                "tie_word_embeddings": True,
+            },
+            pre="gemma4",
+            tokenizer="gemma4",
+            # Embeddings are multiplied by 8, the root of the width.
+            weights={"embed_tokens.weight": (0, 0.125)},
+            # As published. Transformers writes the settings of each layer instead.
+            published={"text_config": {"global_head_dim": 32, "num_global_key_value_heads": 1}},
+            unpublished=("text_config.per_layer_config",),
+            off={
+                "window": {"text_config.sliding_window": WIDE},
+                "window of 8": {"text_config.sliding_window": 8},
+                "softcap": {"text_config.final_logit_softcapping": None},
+                "unrotated channels": {"text_config.rope_parameters.full_attention.partial_rotary_factor": 1.0},
+                "scale of layers": tensors_set(1, "layer_scalar"),
+                "scale of the router": tensors_set(1, "router.scale"),
+                "scale of experts": tensors_set(1, "per_expert_scale"),
+                "experts": tensors_set(0, "experts.down_proj"),
+                "dense block beside experts": tensors_set(0, "mlp.down_proj.weight"),
+                "norms of queries and keys": tensors_set(1, "q_norm.weight", "k_norm.weight"),
+                "norms after blocks": tensors_set(
+                    1,
+                    "post_attention_layernorm.weight",
+                    "post_feedforward_layernorm.weight",
+                    "post_feedforward_layernorm_1.weight",
+                    "post_feedforward_layernorm_2.weight",
+                ),
+            },
+        ),
+        Family(
+            "gemma4_dense",
+            "Gemma4ForCausalLM",
+            COMMON
+            | GEMMA_IDS
+            | GEMMA4
+            | {
+                "num_hidden_layers": 3,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                "intermediate_size": 128,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "head_dim": 32,
+                "global_head_dim": 48,
+                "num_global_key_value_heads": 2,
+            },
+            pre="gemma4",
+            tokenizer="gemma4",
+            weights={"embed_tokens.weight": (0, 0.125)},
+            published={"global_head_dim": 48, "num_global_key_value_heads": 2},
+            unpublished=("per_layer_config",),
+            off={
+                "window": {"sliding_window": WIDE},
+                "window of 8": {"sliding_window": 8},
+                "softcap": {"final_logit_softcapping": None},
+                "unrotated channels": {"rope_parameters.full_attention.partial_rotary_factor": 1.0},
+                "scale of layers": tensors_set(1, "layer_scalar"),
+                "norms of queries and keys": tensors_set(1, "q_norm.weight", "k_norm.weight"),
             },
         ),
     ]
