@@ -49,6 +49,9 @@ IDS = {"bos_token_id": 509, "eos_token_id": 511, "pad_token_id": 509}
 # A mechanism that changes logits by less than this, relative to their standard deviation, is as good as absent.
 ACTIVE = 0.02
 
+# How far the logits may move, relative to their standard deviation, if embeddings move by a millionth.
+NOISE = 1e-3
+
 Tensors = dict[str, torch.Tensor]
 Model = torch.nn.Module
 # How to switch a mechanism off: new settings by their path, or a change of weights.
@@ -126,7 +129,9 @@ def make(family: Family, llama: "Llama") -> None:
     tokens, gap = widest_choices(model, family)
     logits = compute(model, tokens)
     write_logits(family.name, tokens, logits)
-    notes = [f"choices {gap:.0e}" if gap < np.inf else "no choices"]
+    noise = distance(compute(switched(model, slightly_moved), tokens), logits)
+    assert noise < NOISE, f"{family.name}: a change of a millionth changes the logits by {noise:.1e}"
+    notes = [f"noise {noise:.0e}", f"choices {gap:.0e}" if gap < np.inf else "no choices"]
     for mechanism, switch in family.off.items():
         change = distance(compute(switched(model, switch), tokens), logits)
         notes.append(f"{mechanism} {change:.2g}")
@@ -349,6 +354,12 @@ def tensors_set(value: float, *ends: str) -> Switch:
             weight.fill_(value)
 
     return switch
+
+
+def slightly_moved(model: Model) -> None:
+    """Moves the embeddings by a millionth."""
+    embeddings = model.get_input_embeddings().weight
+    embeddings *= 1 + 1e-6 * (2 * torch.randint(0, 2, embeddings.shape) - 1)
 
 
 def compute(model: Model, tokens: torch.Tensor) -> np.ndarray:

@@ -16,6 +16,21 @@ QWEN_VISION = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 1,
 }
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 GEMMA_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 GEMMA4 = {
     "tie_word_embeddings": True,
@@ -377,15 +392,7 @@ FAMILIES = {
                         "llama_4_scaling_beta": 0.25,
                     },
                 },
-                "vision_config": {
-                    "model_type": "pixtral",
-                    "hidden_size": 16,
-                    "intermediate_size": 16,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "image_size": 16,
-                    "patch_size": 4,
-                },
+                "vision_config": PIXTRAL,
                 "image_token_index": 500,
                 "tie_word_embeddings": False,
             },
@@ -837,6 +844,172 @@ FAMILIES = {
                 "shared expert": tensors_set(0, "shared_expert.down_proj.weight"),
                 "experts": tensors_set(0, "experts.down_proj"),
             },
+        ),
+        Family(
+            "granitemoe",
+            "GraniteMoeSharedForCausalLM",
+            COMMON
+            | GRANITE
+            | {
+                "num_hidden_layers": 3,
+                "intermediate_size": 32,
+                "shared_intermediate_size": 64,
+                "num_local_experts": 6,
+                "num_experts_per_tok": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+            },
+            pre="gpt-2",
+            off={
+                "scale of embeddings": {"embedding_multiplier": 1.0},
+                "scale of residuals": {"residual_multiplier": 1.0},
+                "scale of attention": {"attention_multiplier": 0.25},
+                "scale of logits": {"logits_scaling": 1.0},
+                "shared expert": tensors_set(0, "shared_mlp.output_linear.weight"),
+                "experts": tensors_set(0, "experts.down_proj"),
+            },
+        ),
+        Family(
+            "phimoe",
+            "PhimoeForCausalLM",
+            COMMON
+            | {
+                "num_hidden_layers": 3,
+                "intermediate_size": 64,
+                "num_local_experts": 5,
+                "num_experts_per_tok": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "attention_bias": True,
+                "lm_head_bias": True,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 50000.0,
+                    "original_max_position_embeddings": 256,
+                },
+            },
+            pre="gpt-2",
+            published={"architectures": ["PhiMoEForCausalLM"]},
+            # As published: other factors for long contexts, and factors of the rotated values of their own.
+            variant=(
+                "longrope",
+                {
+                    "rope_parameters": None,
+                    "rope_theta": 50000.0,
+                    "original_max_position_embeddings": 128,
+                    "rope_scaling": {
+                        "type": "longrope",
+                        "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0],
+                        "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+                        "short_mscale": 1.25,
+                        "long_mscale": 1.5,
+                        "original_max_position_embeddings": 128,
+                    },
+                },
+            ),
+            off={
+                "biases of attention": tensors_set(0, "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"),
+                "biases of norms": tensors_set(0, "norm.bias"),
+                "bias of logits": tensors_set(0, "lm_head.bias"),
+                "alike experts": {"router_jitter_noise": 0.0},
+                "unlike experts": {"router_jitter_noise": 1e9},
+            },
+        ),
+        Family(
+            "gemma3",
+            "Gemma3ForCausalLM",
+            COMMON
+            | {
+                # GGUF files imply that every sixth layer is a full one.
+                "num_hidden_layers": 7,
+                "intermediate_size": 64,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                "query_pre_attn_scalar": 16,
+                "sliding_window": 9,
+                "tie_word_embeddings": True,
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                },
+            },
+            pre="default",
+            weights={"embed_tokens.weight": (0, 0.125)},
+            published={
+                "rope_theta": 50000.0,
+                "rope_local_base_freq": 10000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 6,
+            },
+            unpublished=("rope_parameters", "layer_types", "_sliding_window_pattern"),
+            # As in the model with 27 billion parameters.
+            variant=("scale", {"query_pre_attn_scalar": 40}),
+            off={
+                "window": {"sliding_window": WIDE},
+                "window of 8": {"sliding_window": 8},
+                "full layer": {"layer_types": ["sliding_attention"] * 7},
+                "rope of the full layer": {"rope_parameters.full_attention.factor": 1.0},
+                "norms of queries and keys": tensors_set(0, "q_norm.weight", "k_norm.weight"),
+                "norms after blocks": tensors_set(
+                    0, "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"
+                ),
+            },
+        ),
+        Family(
+            "ministral3",
+            "Mistral3ForConditionalGeneration",
+            {
+                "text_config": COMMON
+                | {
+                    "model_type": "ministral3",
+                    "num_hidden_layers": 3,
+                    "intermediate_size": 128,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 2,
+                    "head_dim": 16,
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 50000.0,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 16,
+                        "max_position_embeddings": 256,
+                        "beta_fast": 32.0,
+                        "beta_slow": 1.0,
+                        "mscale": 1.0,
+                        "mscale_all_dim": 1.0,
+                        "llama_4_scaling_beta": 0.25,
+                    },
+                },
+                "vision_config": PIXTRAL,
+                "image_token_index": 500,
+                "tie_word_embeddings": False,
+            },
+            pre="tekken",
+            off={
+                "temperature": {"text_config.rope_parameters.llama_4_scaling_beta": 0.0},
+                "temperature at 17": {"text_config.rope_parameters.original_max_position_embeddings": 17},
+                "YaRN": {"text_config.rope_parameters.factor": 1.0},
+            },
+        ),
+        Family(
+            "mistral",
+            "MistralForCausalLM",
+            COMMON
+            | {
+                "num_hidden_layers": 3,
+                "intermediate_size": 96,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "sliding_window": 9,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+            },
+            pre="default",
+            # GGUF files do not say that there is a window.
+            built_in={"sliding_window": WIDE},
+            off={"window": {"sliding_window": WIDE}, "window of 8": {"sliding_window": 8}},
         ),
     ]
 }
