@@ -5,6 +5,7 @@
     python3 tools/tokenizer_vectors.py tales TOKENIZER.JSON > crates/engine/tests/data/tokenizer_tales.json
     python3 tools/tokenizer_vectors.py pre > crates/engine/tests/data/tokenizer_pre.json
     python3 tools/tokenizer_vectors.py sentencepiece > crates/engine/tests/data/tokenizer_sentencepiece.json
+    python3 tools/tokenizer_vectors.py gemma > crates/engine/tests/data/tokenizer_gemma.json
 
 tales: TOKENIZER.JSON is the demo model's original tokenizer. A vector is {"text", "special", "ids"}; `special` says
 whether control tokens in the text are recognised.
@@ -15,6 +16,9 @@ every place at which one may split. So a missing split and an extra split both c
 
 sentencepiece: a small vocabulary trained here by SentencePiece, as in a GGUF file (scores and types) and as a
 tokenizer.json, and the tokens of many texts. Both libraries must agree.
+
+gemma: a small vocabulary trained here with the steps of Gemma's tokenizer.json, and the tokens of many texts. Its merges
+cross words and lines.
 """
 
 import json
@@ -22,7 +26,7 @@ import random
 import sys
 import tempfile
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tokenizer_texts import SENTENCES, corpus, texts, uncomposed
 
@@ -302,5 +306,47 @@ def sentencepiece():
     print(vector_lines(vectors) + "\n]}")
 
 
+# The control tokens of Gemma 4, as far as they matter, and one that is text.
+GEMMA_CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>"]
+GEMMA_TEXT = "[multimodal]"
+
+
+def gemma():
+    rng = random.Random(9)
+    bpe = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    bpe.normalizer = normalizers.Replace(" ", "▁")
+    bpe.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        limit_alphabet=120,
+        max_token_length=12,
+        special_tokens=[*GEMMA_CONTROL, GEMMA_TEXT, *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    # Words that merge into a token that looks like a control token occur in no real vocabulary.
+    lines = [text for text in corpus(rng) if "<|" not in text]
+    bpe.train_from_iterator(lines + ["\n" * n for n in range(2, 9)] * 200, trainer)
+    document = json.loads(bpe.to_str())
+    document["added_tokens"] = [
+        dict(token, special=token["content"] != GEMMA_TEXT)
+        for token in document["added_tokens"]
+        if not token["content"].startswith("<0x")
+    ]
+    tokenizer, plain = (Tokenizer.from_str(json.dumps(document)) for _ in range(2))
+    plain.encode_special_tokens = True
+    vectors = []
+    for text in texts(rng, 180):
+        text = text.replace("<|im_start|>", "<|turn>").replace("<|im_end|>", "<turn|>").replace("<b>", GEMMA_TEXT)
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        vectors.append({"text": text, "special": True, "ids": ids})
+        plain_ids = plain.encode(text, add_special_tokens=False).ids
+        if plain_ids != ids:
+            vectors.append({"text": text, "special": False, "ids": plain_ids})
+    print('{"tokenizer":' + json.dumps(document, separators=(",", ":"), ensure_ascii=False) + ',\n"vectors":[')
+    print(vector_lines(vectors) + "\n]}")
+
+
 if __name__ == "__main__":
-    {"tales": tales, "pre": pre, "sentencepiece": sentencepiece}[sys.argv[1]](*sys.argv[2:])
+    modes = {"tales": tales, "pre": pre, "sentencepiece": sentencepiece, "gemma": gemma}
+    modes[sys.argv[1]](*sys.argv[2:])

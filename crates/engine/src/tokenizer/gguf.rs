@@ -13,42 +13,61 @@ use crate::TokenId;
 use crate::error::{Error, Result};
 use crate::format::{Metadata, StringArray, Value};
 
-/// The supported values of `tokenizer.ggml.model`.
-const BYTE_LEVEL_BPE: &str = "gpt2";
+/// The supported values of `tokenizer.ggml.model`, with [`pre::GEMMA_4`].
+const BPE: &str = "gpt2";
 const SENTENCEPIECE: &str = "llama";
+
+const EOS: &str = "tokenizer.ggml.eos_token_id";
 
 /// Builds the tokenizer.
 pub(super) fn tokenizer(path: &Path, metadata: &Metadata) -> Result<Tokenizer> {
     let file = Keys { path, metadata };
     let texts = || file.strings("tokenizer.ggml.tokens");
     match file.string("tokenizer.ggml.model")? {
-        BYTE_LEVEL_BPE => byte_level_bpe(&file, texts()?),
+        BPE => bpe(&file, texts()?, pre_tokeniser(&file)?),
+        pre::GEMMA_4 => bpe(&file, texts()?, named(&file, pre::GEMMA_4)?),
         SENTENCEPIECE => sentencepiece(&file, texts()?),
         other => Err(file.unsupported(
             &format!("the tokenizer `{other}` (tokenizer.ggml.model)"),
-            &format!("{BYTE_LEVEL_BPE}, byte-level BPE; {SENTENCEPIECE}, SentencePiece"),
+            &format!("{BPE} and {}, byte pair encoding; {SENTENCEPIECE}, SentencePiece", pre::GEMMA_4),
         )),
     }
 }
 
-fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
-    let pre = match file.optional_string("tokenizer.ggml.pre")? {
-        Some(name) => name,
+/// The pre-tokeniser that the file names.
+fn pre_tokeniser(file: &Keys) -> Result<&'static Pre> {
+    match file.optional_string("tokenizer.ggml.pre")? {
+        Some(name) => named(file, name),
         None => {
             tracing::warn!(
                 "{}: the key tokenizer.ggml.pre is missing; Forebay uses the pre-tokeniser `{}`, which may differ from the one that the model was trained with",
                 file.path.display(),
                 pre::DEFAULT
             );
-            pre::DEFAULT
+            named(file, pre::DEFAULT)
         }
+    }
+}
+
+fn named(file: &Keys, name: &str) -> Result<&'static Pre> {
+    Pre::named(name).ok_or_else(|| {
+        file.unsupported(&format!("the pre-tokeniser `{name}` (tokenizer.ggml.pre)"), &Pre::names())
+    })
+}
+
+fn bpe(file: &Keys, texts: &StringArray, pre: &Pre) -> Result<Tokenizer> {
+    let is_byte_level = pre.spelling == Spelling::ByteAlphabet;
+    let unknown = file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
+    let rules = MergeRules {
+        // The file may name an unknown token, but byte-level tokenizers do not use it.
+        unknown: unknown
+            .filter(|_| !is_byte_level)
+            .and_then(|id| texts.get(id.0 as usize))
+            .map(str::to_owned),
+        fuses_unknown: !is_byte_level,
+        byte_fallback: !is_byte_level,
+        ignores_merges: pre.ignores_merges,
     };
-    let pre = Pre::named(pre).ok_or_else(|| {
-        file.unsupported(&format!("the pre-tokeniser `{pre}` (tokenizer.ggml.pre)"), &Pre::names())
-    })?;
-    // The file may name an unknown token, but byte-level tokenizers do not use it.
-    file.token("tokenizer.ggml.unknown_token_id", texts.len())?;
-    let rules = MergeRules { ignores_merges: pre.ignores_merges, ..MergeRules::default() };
     let merges = merges(file)?;
     let merger = Merger::new(words(texts), merges.into_iter(), &rules)
         .map_err(|e| file.wrong(format!("cannot build the tokenizer: {e}")))?;
@@ -57,22 +76,24 @@ fn byte_level_bpe(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         metaspace: None,
         splitter: pre.splitter(),
         spelled_splitter: pre.spelled_splitter(),
-        spelling: Spelling::ByteAlphabet,
+        spelling: pre.spelling,
         merger,
     };
-    let vocabulary = vocabulary(file, texts, Spelling::ByteAlphabet)?;
-    assemble(
-        file,
-        texts,
-        Encoder::Bpe(Box::new(encoder)),
-        vocabulary,
-        Defaults { bos: pre.adds_bos, space: false },
-    )
+    let eos = file.token(EOS, texts.len())?;
+    // Converters mark some control tokens of Gemma 4 as text, so that llama.cpp prints them, or as normal tokens.
+    let is_control = |id, text: &str| {
+        let is_mark =
+            text.starts_with("<|") && text.ends_with('>') || text.starts_with('<') && text.ends_with("|>");
+        !is_byte_level && (Some(id) == eos || is_mark || text == "<mask>")
+    };
+    let vocabulary = vocabulary(file, texts, pre.spelling, is_control)?;
+    let defaults = Defaults { bos: pre.adds_bos, needs_bos: !is_byte_level, space: false };
+    assemble(file, texts, Encoder::Bpe(Box::new(encoder)), vocabulary, defaults)
 }
 
 fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
     const SCORES: &str = "tokenizer.ggml.scores";
-    let vocabulary = vocabulary(file, texts, Spelling::Metaspace)?;
+    let vocabulary = vocabulary(file, texts, Spelling::Metaspace, |_, _| false)?;
     let scores = file.required(SCORES, "a list of numbers", Value::as_numbers)?;
     if scores.len() != texts.len() {
         return Err(file.wrong(format!("{SCORES} has {} entries for {} tokens", scores.len(), texts.len())));
@@ -99,13 +120,15 @@ fn sentencepiece(file: &Keys, texts: &StringArray) -> Result<Tokenizer> {
         }
     }
     let encoder = Encoder::SentencePiece(Box::new(encoder));
-    assemble(file, texts, encoder, vocabulary, Defaults { bos: true, space: adds_space })
+    assemble(file, texts, encoder, vocabulary, Defaults { bos: true, needs_bos: false, space: adds_space })
 }
 
 /// The values of settings that the file does not have.
 struct Defaults {
     /// Whether a text starts with the BOS token.
     bos: bool,
+    /// Whether it does although the file denies it: the first files of Gemma 4 do.
+    needs_bos: bool,
     /// Whether the encoder puts a space in front of a text.
     space: bool,
 }
@@ -134,13 +157,13 @@ fn assemble(
     let literal = literals(TokenKind::is_literal)?;
     let user_defined = literals(|kind| kind == TokenKind::UserDefined)?;
     let bos = file.token("tokenizer.ggml.bos_token_id", texts.len())?;
-    let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.bos);
+    let adds_bos = file.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.bos) || defaults.needs_bos;
     if adds_bos && bos.is_none() {
         return Err(
             file.wrong("the tokenizer adds a BOS token, but tokenizer.ggml.bos_token_id is missing".into())
         );
     }
-    let eos = file.token("tokenizer.ggml.eos_token_id", texts.len())?;
+    let eos = file.token(EOS, texts.len())?;
     let mut end_tokens = Vec::from_iter(eos);
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         end_tokens.extend(file.token(key, texts.len())?.filter(|id| !end_tokens.contains(id)));
@@ -161,8 +184,13 @@ fn assemble(
     Ok(tokenizer)
 }
 
-/// The kinds and bytes of all tokens.
-fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vocabulary> {
+/// The kinds and bytes of all tokens. `is_control` says which tokens are control tokens whatever the file says.
+fn vocabulary(
+    file: &Keys,
+    texts: &StringArray,
+    spelling: Spelling,
+    is_control: impl Fn(TokenId, &str) -> bool,
+) -> Result<Vocabulary> {
     const TYPES: &str = "tokenizer.ggml.token_type";
     if u32::try_from(texts.len()).is_err() {
         return Err(
@@ -178,11 +206,11 @@ fn vocabulary(file: &Keys, texts: &StringArray, spelling: Spelling) -> Result<Vo
     if types.len() != texts.len() {
         return Err(file.wrong(format!("{TYPES} has {} entries for {} tokens", types.len(), texts.len())));
     }
-    for (id, (text, number)) in texts.iter().zip(types.iter()).enumerate() {
+    for (id, (text, number)) in (0..).zip(texts.iter().zip(types.iter())) {
         let kind = number.as_u64().and_then(TokenKind::from_number);
         let kind = kind
             .ok_or_else(|| file.wrong(format!("{TYPES} has the invalid type {number:?} for token {id}")))?;
-        vocabulary.push(kind, text);
+        vocabulary.push(if is_control(TokenId(id), text) { TokenKind::Control } else { kind }, text);
     }
     Ok(vocabulary)
 }

@@ -379,20 +379,7 @@ impl File<'_> {
             };
             let behavior = value.get("behavior").and_then(Value::as_str).unwrap_or_default();
             match name {
-                "Split" => {
-                    // Isolated: matches and the text between them become pieces. Removed and inverted: drops the text
-                    // between matches, but the expressions in use match all text, so nothing is dropped.
-                    if behavior != "Isolated" && !(behavior == "Removed" && flag("invert", false)?) {
-                        let what = format!("Split with the behaviour {behavior:?}");
-                        return Err(self.unsupported(PART, &what, "Isolated"));
-                    }
-                    let pattern = |kind: &str| value.get("pattern")?.get(kind)?.as_str();
-                    match (pattern("Regex"), pattern("String")) {
-                        (Some(expression), _) => cuts.push(expression),
-                        (None, Some(text)) if !text.is_empty() => cuts.push(&fancy_regex::escape(text)),
-                        _ => return Err(self.wrong(format!("{PART}: a Split has no pattern"))),
-                    }
-                }
+                "Split" => cuts.push(&self.split(value, behavior, flag("invert", false)?)?),
                 "Digits" => cuts.push(if flag("individual_digits", false)? { DIGIT } else { DIGITS }),
                 "Punctuation" => match behavior {
                     "Contiguous" => cuts.push(PUNCTUATION),
@@ -436,6 +423,29 @@ impl File<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The expression of a `Split`: its matches and the text between them are pieces.
+    fn split(&self, value: &Value, behavior: &str, inverted: bool) -> Result<String> {
+        const PART: &str = "pre_tokenizer";
+        let pattern = |kind: &str| value.get("pattern")?.get(kind)?.as_str();
+        let text = pattern("String").filter(|text| !text.is_empty()).map(fancy_regex::escape);
+        let regex = pattern("Regex");
+        match (behavior, inverted, regex.map(Cow::Borrowed).or(text)) {
+            // Removed and inverted: drops the text between matches, but the expressions in use match all text, so
+            // nothing is dropped.
+            ("Isolated", _, Some(expression)) | ("Removed", true, Some(expression)) => {
+                Ok(expression.into_owned())
+            }
+            ("MergedWithPrevious", false, Some(text)) if regex.is_none() => Ok(format!("(?s).*?{text}")),
+            ("Isolated" | "Removed" | "MergedWithPrevious", _, None) => {
+                Err(self.wrong(format!("{PART}: a Split has no pattern")))
+            }
+            _ => {
+                let what = format!("Split with the behaviour {behavior:?}");
+                Err(self.unsupported(PART, &what, "Isolated, or MergedWithPrevious with a string"))
+            }
+        }
     }
 
     /// The `prepend_scheme` of a Metaspace, or its equivalent in older files.

@@ -98,9 +98,10 @@ impl Merger {
         })
     }
 
-    /// Whether unspellable neighbours become one token.
+    /// Whether unspellable neighbours become one token. If every byte has a token, nothing is unspellable.
     pub(super) fn fuses_unknown(&self) -> bool {
-        self.fuses_unknown && self.unknown.is_some()
+        let spells_all = self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some));
+        self.fuses_unknown && self.unknown.is_some() && !spells_all
     }
 
     /// The token with this spelling.

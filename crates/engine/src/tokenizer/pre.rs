@@ -2,6 +2,7 @@
 
 use super::normalise::{Form, Normalise};
 use super::split::Splitter;
+use super::vocabulary::{SPACE, Spelling};
 
 /// The meaning of a value of `tokenizer.ggml.pre`.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(super) struct Pre {
     steps: &'static [&'static str],
     /// Steps that cut the text after it is spelled in the byte alphabet.
     spelled_steps: &'static [&'static str],
+    /// How the vocabulary spells text.
+    pub(super) spelling: Spelling,
     /// Whether a text starts with the BOS token, if the file does not say.
     pub(super) adds_bos: bool,
     /// Whether a piece that is a token becomes that token without merging.
@@ -22,6 +25,9 @@ pub(super) struct Pre {
 
 /// The value for files that have none.
 pub(super) const DEFAULT: &str = "default";
+
+/// The value for Gemma 4, whose files have it as the tokenizer's name instead.
+pub(super) const GEMMA_4: &str = "gemma4";
 
 /// Every published model that composes characters has at least this many tokens. A file with fewer has its own
 /// vocabulary, like the demo model, and uses only the cutting.
@@ -57,6 +63,7 @@ const PLAIN: Pre = Pre {
     names: &[],
     steps: &[],
     spelled_steps: &[],
+    spelling: Spelling::ByteAlphabet,
     adds_bos: false,
     ignores_merges: false,
     composes: false,
@@ -199,6 +206,8 @@ const PRES: &[Pre] = &[
         ],
         ..PLAIN
     },
+    // Nothing is cut: merges cross words and lines.
+    Pre { names: &[GEMMA_4], spelling: Spelling::Metaspace, adds_bos: true, ..PLAIN },
 ];
 
 impl Pre {
@@ -214,7 +223,13 @@ impl Pre {
 
     /// The normalisation before a text is cut, for a vocabulary of `tokens` tokens.
     pub(super) fn normaliser(&self, tokens: usize) -> Vec<Normalise> {
-        if self.composes && tokens >= PUBLISHED { vec![Normalise::Form(Form::Nfc)] } else { vec![] }
+        match self.spelling {
+            Spelling::Metaspace => vec![Normalise::Replace { from: " ".to_owned(), to: SPACE.to_string() }],
+            Spelling::ByteAlphabet if self.composes && tokens >= PUBLISHED => {
+                vec![Normalise::Form(Form::Nfc)]
+            }
+            Spelling::ByteAlphabet => vec![],
+        }
     }
 
     /// Compiles the steps that cut the text.

@@ -92,6 +92,14 @@ fn trained_models_give_the_same_tokens_in_both_formats() {
 }
 
 #[test]
+fn gemma_4_gives_the_same_tokens_in_both_formats() {
+    let (Some(folder), Some(file)) = (shared("golden2/gemma4"), shared("golden2/gemma4.gguf")) else {
+        return;
+    };
+    check_same_tokens(&Tokenizer::from_folder(&folder).unwrap(), &gguf(&file));
+}
+
+#[test]
 fn the_demo_model_gives_the_same_tokens_in_both_formats() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = root.join("tests/data/tales");

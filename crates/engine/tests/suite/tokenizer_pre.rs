@@ -90,8 +90,11 @@ impl Gguf {
         set("merges", strings(&self.merges));
         set("scores", Value::Numbers(NumberArray::new(NumberKind::F32, scores)));
         set("token_type", Value::Numbers(NumberArray::new(NumberKind::I32, types)));
-        set("bos_token_id", Value::Unsigned(1));
-        set("unknown_token_id", Value::Unsigned(0));
+        let [unknown, bos, eos] = if model == "gemma4" { [3, 2, 1] } else { [0, 1, 2] };
+        set("unknown_token_id", Value::Unsigned(unknown));
+        set("bos_token_id", Value::Unsigned(bos));
+        set("eos_token_id", Value::Unsigned(eos));
+        set("add_bos_token", Value::Bool(model == "llama"));
         Tokenizer::from_metadata(Path::new("vectors.gguf"), &metadata).unwrap()
     }
 }
@@ -191,6 +194,52 @@ fn sentencepiece_merges_like_its_own_library() {
         }
     }
     assert!(firsts > 10);
+}
+
+/// The folder's tokenizer, and that of the GGUF file that a converter of Gemma 4 writes.
+fn gemma(document: &Json) -> [Tokenizer; 2] {
+    let mut gguf = Gguf::of(document);
+    for (text, kind) in gguf.tokens.iter().zip(&mut gguf.types) {
+        match &**text {
+            // The first converted files have these two types.
+            "<|tool_call>" | "<tool_call|>" => *kind = 4,
+            "<eos>" => *kind = 1,
+            text if text.starts_with("<0x") => *kind = 6,
+            _ => {}
+        }
+    }
+    [from_document(document), gguf.tokenizer("gemma4", None)]
+}
+
+#[derive(Deserialize)]
+struct GemmaVectors {
+    tokenizer: Json,
+    vectors: Vec<Vector>,
+}
+
+#[test]
+fn gemma_4_merges_across_words_and_lines_like_its_own_library() {
+    let data: GemmaVectors = serde_json::from_str(include_str!("../data/tokenizer_gemma.json")).unwrap();
+    let [folder, gguf] = gemma(&data.tokenizer);
+    for v in &data.vectors {
+        for (container, tokenizer) in [("folder", &folder), ("gguf", &gguf)] {
+            assert_eq!(ids(tokenizer, &v.text, v.special), v.ids, "{container}, {}: {:?}", v.special, v.text);
+            let tokens: Vec<_> = v.ids.iter().copied().map(TokenId).collect();
+            assert_eq!(tokenizer.decode(&tokens, true), v.text, "{container}");
+        }
+    }
+    for id in (0..folder.vocab_size() as u32).map(TokenId) {
+        assert_eq!(folder.token_bytes(id), gguf.token_bytes(id));
+        assert_eq!(folder.is_control(id), gguf.is_control(id), "{}", folder.token_text(id));
+    }
+    for (text, id) in [("<turn|>", 6), ("<|tool_call>", 7)] {
+        assert_eq!(gguf.find(text), Some(TokenId(id)));
+        assert!(ids(&gguf, text, false).len() > 1, "a user cannot write {text}");
+    }
+    assert_eq!(gguf.end_tokens(), [TokenId(1), TokenId(6)]);
+    assert!(gguf.adds_bos(), "although the file does not say so");
+    // All 256 bytes have tokens, so the bound does not collapse.
+    assert!(gguf.fewest_tokens(&"x".repeat(10_000)) > 0);
 }
 
 #[derive(Deserialize)]
