@@ -272,10 +272,7 @@ fn refuse_others(config: &Config<'_>) -> Result<()> {
     if let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu") {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
-    if config.optional_bool(keys::SLIDING_WINDOW)? == Some(true) {
-        return Err(config.unsupported(keys::SLIDING_WINDOW, "true"));
-    }
-    keys::NOT_HONOURED.into_iter().try_for_each(|key| config.refuse_nonzero(key))
+    Ok(())
 }
 
 /// Declares a decoder by its recipe.

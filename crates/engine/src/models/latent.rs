@@ -98,6 +98,7 @@ impl LatentSizes {
         };
         if config.format() == Format::Gguf {
             // These files do not scale cosine and sine.
+            config.refuse_factor(keys::ROPE_ATTENTION)?;
             rope.scale = 1.0;
         }
         let key_dim = rotated + rank;

@@ -28,6 +28,7 @@ mod qwen35moe;
 mod qwen3moe;
 mod span;
 mod split;
+pub mod unread;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
@@ -72,6 +73,15 @@ pub struct Arch {
     pub describe: fn(&Config<'_>, &mut Builder<'_>) -> Result<Box<dyn Model>>,
 }
 
+impl Arch {
+    /// The model and the length of its context. Every setting that changes its arithmetic has been read.
+    fn model(&self, config: &Config<'_>, b: &mut Builder<'_>) -> Result<(Box<dyn Model>, usize)> {
+        let described = ((self.describe)(config, b)?, config.context()?);
+        unread::refuse(config)?;
+        Ok(described)
+    }
+}
+
 /// A model's forward pass, with weights that a backend holds.
 pub trait Model: Send + Sync {
     /// Computes the hidden states of a batch, and appends the batch to its sequences' states. The first stage of a model
@@ -112,8 +122,7 @@ pub fn describe_layers(file: &ModelFile, layers: Option<Range<usize>>) -> Result
     let arch = recognise(file)?;
     let config = Config::new(file);
     let mut builder = Builder::for_layers(file, layers);
-    let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.context()?;
+    let (model, context) = arch.model(&config, &mut builder)?;
     builder.finish(model, context)
 }
 
