@@ -1,6 +1,10 @@
 //! Reads a model's configuration from its file. Every value is checked.
 
-use super::keys;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::{keys, unread};
 use crate::blocks::positions::Temperature;
 use crate::blocks::rope::{Llama3, RopeScaling, Yarn};
 use crate::error::{Error, Result};
@@ -12,12 +16,46 @@ const LARGEST: u64 = 1 << 30;
 /// The settings of a model, from a GGUF file or a folder.
 pub struct Config<'a> {
     file: &'a ModelFile,
+    /// The settings that were asked for, by their names in this kind of file.
+    read: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of a model.
     pub fn new(file: &'a ModelFile) -> Config<'a> {
-        Config { file }
+        Config { file, read: RefCell::default() }
+    }
+
+    /// The family's name in the file; empty if it has none.
+    pub fn architecture(&self) -> &'a str {
+        self.file.architecture().unwrap_or_default()
+    }
+
+    /// The settings that nothing has asked for: the whole name, the name without the architecture, and the value. Of GGUF
+    /// files only those of the architecture.
+    pub fn unread(&self) -> Vec<(&'a str, &'a str, &'a Value)> {
+        let own_name = |name: &'a str| match self.format() {
+            Format::Gguf => name.strip_prefix(self.architecture())?.strip_prefix('.'),
+            Format::HuggingFace | Format::Mlx => Some(name),
+        };
+        let settings = self.file.metadata.iter();
+        let named = settings.filter_map(|(name, value)| Some((name, own_name(name)?, value)));
+        named.filter(|(_, key, _)| !self.has_read(key)).collect()
+    }
+
+    /// Whether a setting was asked for, by its name in this kind of file, without the architecture.
+    pub fn has_read(&self, key: &str) -> bool {
+        self.read.borrow().contains(key)
+    }
+
+    /// The value of any setting of a GGUF file, which does not count as read.
+    pub fn unchecked(&self, key: &str) -> Option<&'a Value> {
+        self.file.metadata.get(&format!("{}.{key}", self.architecture()))
+    }
+
+    /// The file with the settings, for messages.
+    pub fn path(&self) -> PathBuf {
+        self.file.settings_path()
     }
 
     /// The file format; some families' defaults depend on it.
@@ -273,11 +311,8 @@ impl<'a> Config<'a> {
     }
 
     fn yarn(&self) -> Result<Yarn> {
-        for key in [keys::ROPE_ATTENTION_MULTIPLIER, keys::ROPE_EXTRAPOLATION] {
-            if let Some(other) = self.optional_float(key)?.filter(|&factor| factor != 1.0) {
-                return Err(self.unsupported(key, &other.to_string()));
-            }
-        }
+        self.refuse_factor(keys::ROPE_ATTENTION_MULTIPLIER)?;
+        self.refuse_factor(keys::ROPE_EXTRAPOLATION)?;
         let context = self.count(keys::CONTEXT)?;
         let original = self.optional_count(keys::ROPE_ORIGINAL)?;
         let factor = match (self.optional_float(keys::ROPE_FACTOR)?, original) {
@@ -339,19 +374,14 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Refuses a setting that is present and not zero.
+    /// Refuses a factor that is present and not one.
     ///
     /// # Errors
     /// [`Error::Unsupported`], with the name of the setting and its value.
-    pub fn refuse_nonzero(&self, key: Key) -> Result<()> {
+    pub fn refuse_factor(&self, key: Key) -> Result<()> {
         match self.get(key) {
-            None => Ok(()),
-            Some(value) if value.as_f64() == Some(0.0) => Ok(()),
-            Some(value) => {
-                let number = value.as_f64().map(|number| (number as f32).to_string());
-                let shown = number.unwrap_or_else(|| "a value that is not a number".to_owned());
-                Err(self.unsupported(key, &shown))
-            }
+            Some(value) if value.as_f64() != Some(1.0) => Err(self.unsupported(key, &unread::shown(value))),
+            _ => Ok(()),
         }
     }
 
@@ -368,6 +398,10 @@ impl<'a> Config<'a> {
     }
 
     fn get(&self, key: Key) -> Option<&'a Value> {
+        match self.format() {
+            Format::Gguf => drop(self.read.borrow_mut().insert(key.gguf)),
+            Format::HuggingFace | Format::Mlx => self.read.borrow_mut().extend(key.hugging_face),
+        }
         self.file.setting(&key).map(|(_, value)| value)
     }
 

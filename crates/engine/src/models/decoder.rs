@@ -18,7 +18,6 @@ use crate::blocks::moe::MoeLayer;
 use crate::blocks::norm::Norm;
 use crate::blocks::positions::Positions;
 use crate::error::Result;
-use crate::format::Key;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
@@ -70,20 +69,6 @@ impl Layer {
     }
 }
 
-/// Refuses settings that the family does not support.
-fn refuse_others(config: &Config<'_>, honours: &[Key]) -> Result<()> {
-    let refused = |key: &Key| !honours.contains(key);
-    if refused(&keys::ACTIVATION)
-        && let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu")
-    {
-        return Err(config.unsupported(keys::ACTIVATION, other));
-    }
-    if config.optional_bool(keys::SLIDING_WINDOW)? == Some(true) {
-        return Err(config.unsupported(keys::SLIDING_WINDOW, "true"));
-    }
-    keys::NOT_HONOURED.into_iter().filter(refused).try_for_each(|key| config.refuse_nonzero(key))
-}
-
 /// Declares a decoder by its recipe.
 ///
 /// # Errors
@@ -91,7 +76,11 @@ fn refuse_others(config: &Config<'_>, honours: &[Key]) -> Result<()> {
 pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Box<dyn Model>> {
     let span = b.span_of(recipe.layers.len())?;
     let hidden = config.count(keys::HIDDEN)?;
-    refuse_others(config, recipe.honours)?;
+    if !recipe.reads_activation
+        && let Some(other) = config.optional_text(keys::ACTIVATION)?.filter(|&name| name != "silu")
+    {
+        return Err(config.unsupported(keys::ACTIVATION, other));
+    }
     let vocab = b.rows_of(EMBED)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));

@@ -49,11 +49,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
     let mixture = LayerRecipe::new(attention, mixture);
     let recipe = Recipe::dense_first(config, layers, &dense, &mixture)?;
-    decoder::describe(
-        config,
-        b,
-        &Recipe { honours: &[keys::TEMPERATURE, keys::TEMPERATURE_LENGTH], ..recipe },
-    )
+    decoder::describe(config, b, &recipe)
 }
 
 /// V3's router uses sigmoids with a correction, V2's a softmax without one.

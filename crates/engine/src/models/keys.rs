@@ -129,8 +129,6 @@ pub const EXTRA_LAYERS: Key =
 pub const ACTIVATION: Key = key("", &["hidden_act"]);
 /// Whether the embedding is also the output matrix.
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
-/// Whether some layers have a window of the context.
-pub const SLIDING_WINDOW: Key = key("", &["use_sliding_window"]);
 /// The number of positions of the window.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
 /// For each layer, whether it has a window, in GGUF files.
@@ -143,7 +141,6 @@ pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
 /// The bound of queries, keys and values.
 pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);
-
 /// How much queries at late positions are sharpened.
 pub const TEMPERATURE: Key =
     key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]);
@@ -151,16 +148,3 @@ pub const TEMPERATURE: Key =
 pub const TEMPERATURE_LENGTH: Key = key("attention.temperature_length", &[]);
 /// Whether dense feed-forward blocks have biases.
 pub const MLP_BIAS: Key = key("", &["mlp_bias"]);
-
-/// Settings that change the arithmetic and are not supported by any family here. In GGUF files, zero turns them off.
-pub const NOT_HONOURED: [Key; 9] = [
-    TEMPERATURE,
-    TEMPERATURE_LENGTH,
-    key("attention.scale", &[]),
-    key("attn_logit_softcapping", &["attn_logit_softcapping"]),
-    key("router_logit_softcapping", &["router_logit_softcapping"]),
-    key("final_logit_softcapping", &["final_logit_softcapping"]),
-    key("embedding_scale", &[]),
-    key("residual_scale", &[]),
-    key("logit_scale", &[]),
-];

@@ -85,8 +85,10 @@ impl Latent {
         };
         let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
         let rotation = Rotating { pairs, ..Rotating::new(rotated, base, scaling) };
-        // GGUF files do not scale cosine and sine.
         let gguf = config.format() == Format::Gguf;
+        if gguf {
+            config.refuse_factor(keys::ROPE_ATTENTION)?;
+        }
         Ok(Latent {
             hidden: config.count(keys::HIDDEN)?,
             heads: config.count(keys::HEADS)?,
@@ -95,6 +97,7 @@ impl Latent {
             plain,
             value,
             scale: (magnitude * magnitude / ((plain + rotated) as f64).sqrt()) as f32,
+            // GGUF files do not scale cosine and sine.
             rotation: if gguf { Rotating { scale: 1.0, ..rotation } } else { rotation },
             temperature: None,
         })

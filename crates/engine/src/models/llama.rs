@@ -4,7 +4,7 @@ use super::attention::Grouped;
 use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
-use crate::backend::RopePairs;
+use crate::backend::{RopePairs, Window};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -27,10 +27,8 @@ const EXPERTS: ExpertNames =
     ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], fused: Fused::Stacked };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    let context = config.count(keys::CONTEXT)?;
-    if let Some(window) = config.optional_count(keys::WINDOW)?.filter(|&window| window < context) {
-        return Err(config.unsupported(keys::WINDOW, &window.to_string()));
-    }
+    // Mistral's first models have a window in all layers. GGUF files do not mention it.
+    let window = config.optional_count(keys::WINDOW)?.map(Window::Last);
     let inner = config.count(keys::INNER)?;
     let feed_forward: FeedForward = if config.optional_count(keys::EXPERTS)?.is_some() {
         let router = feed_forward::softmax_router(config, true)?;
@@ -43,6 +41,6 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => RopePairs::Interleaved,
         Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,
     };
-    let attention = Grouped::read(config)?.with_pairs(pairs);
+    let attention = Grouped { window, ..Grouped::read(config)?.with_pairs(pairs) };
     decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, feed_forward))?)
 }

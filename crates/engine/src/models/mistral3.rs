@@ -22,9 +22,5 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Grouped { temperature: config.temperature()?, ..Grouped::read(config)?.with_pairs(pairs) };
     let layer = LayerRecipe::new(attention, Dense::new(config.count(keys::INNER)?));
     let recipe = Recipe::uniform(config, &layer)?;
-    decoder::describe(
-        config,
-        b,
-        &Recipe { honours: &[keys::TEMPERATURE, keys::TEMPERATURE_LENGTH], ..recipe },
-    )
+    decoder::describe(config, b, &recipe)
 }

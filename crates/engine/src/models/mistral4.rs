@@ -39,9 +39,5 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
     let dense_layers = feed_forward::dense_layers(config)?;
     let recipe = Recipe::dense_first(config, dense_layers, &dense, &LayerRecipe::new(attention, mixture))?;
-    decoder::describe(
-        config,
-        b,
-        &Recipe { honours: &[keys::TEMPERATURE, keys::TEMPERATURE_LENGTH], ..recipe },
-    )
+    decoder::describe(config, b, &recipe)
 }

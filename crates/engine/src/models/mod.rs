@@ -38,6 +38,7 @@ mod qwen3moe;
 mod recipe;
 mod span;
 mod split;
+pub mod unread;
 
 pub use blueprint::{Blueprint, Builder};
 pub use config::Config;
@@ -91,6 +92,15 @@ pub struct Arch {
     pub describe: fn(&Config<'_>, &mut Builder<'_>) -> Result<Box<dyn Model>>,
 }
 
+impl Arch {
+    /// The model and the length of its context. Every setting that changes its arithmetic has been read.
+    fn model(&self, config: &Config<'_>, b: &mut Builder<'_>) -> Result<(Box<dyn Model>, usize)> {
+        let described = ((self.describe)(config, b)?, config.context()?);
+        unread::refuse(config)?;
+        Ok(described)
+    }
+}
+
 /// A model's forward pass, with weights that a backend holds.
 pub trait Model: Send + Sync {
     /// Computes the hidden states of a batch, and appends the batch to its sequences' states. The first stage of a model
@@ -131,8 +141,7 @@ pub fn describe_layers(file: &ModelFile, layers: Option<Range<usize>>) -> Result
     let arch = recognise(file)?;
     let config = Config::new(file);
     let mut builder = Builder::for_layers(file, layers);
-    let model = (arch.describe)(&config, &mut builder)?;
-    let context = config.context()?;
+    let (model, context) = arch.model(&config, &mut builder)?;
     builder.finish(model, context)
 }
 

@@ -50,12 +50,12 @@ pub fn needs(
     optional: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<Need>> {
     let mut file = ModelFile::without_tensors(path, settings);
-    let describe = recognise(&file)?.describe;
+    let arch = recognise(&file)?;
     let mut needs = Vec::new();
     loop {
         let config = Config::new(&file);
         let mut builder = Builder::discovering(&file, Discovery { vocabulary, optional, missing: None });
-        let described = describe(&config, &mut builder).and_then(|_| config.context());
+        let described = arch.model(&config, &mut builder);
         let Some(need) = builder.into_missing() else { return described.map(|_| needs) };
         if needs.len() as u64 == MAX_TENSORS {
             return Err(Error::format(path, format!("the model would have more than {MAX_TENSORS} tensors")));

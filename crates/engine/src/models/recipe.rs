@@ -7,7 +7,6 @@ use super::{Builder, Config, Name, keys};
 use crate::backend::{DeltaShape, Vector};
 use crate::blocks::norm::{Norm, NormKind};
 use crate::error::Result;
-use crate::format::Key;
 
 /// A decoder.
 pub struct Recipe {
@@ -25,8 +24,8 @@ pub struct Recipe {
     pub logit_scale: Option<f32>,
     /// The bound of the logits: they become `cap · tanh(logit / cap)`.
     pub softcap: Option<f32>,
-    /// Settings that most families must refuse, and that this one has read.
-    pub honours: &'static [Key],
+    /// Whether the family has read the setting of the activation function, instead of always using SiLU.
+    pub reads_activation: bool,
 }
 
 impl Recipe {
@@ -43,7 +42,7 @@ impl Recipe {
             embedding_scale: None,
             logit_scale: None,
             softcap: None,
-            honours: &[],
+            reads_activation: false,
         })
     }
 

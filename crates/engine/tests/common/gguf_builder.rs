@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::internals::format::ModelFile;
+use forebay_engine::internals::format::{Metadata, ModelFile, Value};
 
 /// Identifiers of value types.
 pub mod value_type {
@@ -15,6 +15,8 @@ pub mod value_type {
     pub const STRING: u32 = 8;
     pub const ARRAY: u32 = 9;
     pub const U64: u32 = 10;
+    pub const I64: u32 = 11;
+    pub const F64: u32 = 12;
 }
 
 /// Identifiers of tensor types.
@@ -107,6 +109,15 @@ impl GgufBuilder {
         let count = u64::from_le_bytes(file[counts.end - 8..counts.end].try_into().unwrap());
         let entries = vec![file[counts.end..end].to_vec()];
         GgufBuilder { entries, joined_entries: count - 1, ..GgufBuilder::default() }
+    }
+
+    /// Replaces all entries by these.
+    pub fn with_metadata(mut self, metadata: &Metadata) -> Self {
+        (self.entries, self.joined_entries) = (Vec::new(), 0);
+        metadata.iter().fold(self, |file, (key, value)| {
+            let (value_type, bytes) = encoded(value);
+            file.raw(key, value_type, bytes)
+        })
     }
 
     pub fn version(mut self, version: u32) -> Self {
@@ -274,6 +285,29 @@ pub fn sample() -> GgufBuilder {
 /// A length and bytes, which is how the format writes a string.
 pub fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
+}
+
+/// The type of a value and its bytes.
+fn encoded(value: &Value) -> (u32, Vec<u8>) {
+    let array = |element_type: u32, count: usize, elements: Vec<u8>| {
+        let head = [&element_type.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
+        (value_type::ARRAY, [head, elements].concat())
+    };
+    match value {
+        Value::Unsigned(v) => (value_type::U64, v.to_le_bytes().into()),
+        Value::Signed(v) => (value_type::I64, v.to_le_bytes().into()),
+        Value::Float(v) => (value_type::F64, v.to_le_bytes().into()),
+        Value::Bool(v) => (value_type::BOOL, vec![u8::from(*v)]),
+        Value::String(v) => (value_type::STRING, string(v.as_bytes())),
+        Value::Strings(list) => {
+            array(value_type::STRING, list.len(), list.iter().flat_map(|v| string(v.as_bytes())).collect())
+        }
+        Value::Numbers(list) => {
+            let elements: Vec<_> = list.iter().map(|element| encoded(&element)).collect();
+            let element_type = elements.first().map_or(value_type::U64, |(element_type, _)| *element_type);
+            array(element_type, list.len(), elements.into_iter().flat_map(|(_, bytes)| bytes).collect())
+        }
+    }
 }
 
 fn pad(bytes: &mut Vec<u8>, alignment: usize) {

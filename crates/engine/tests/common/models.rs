@@ -23,20 +23,25 @@ pub fn demo_model() -> PathBuf {
 pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors";
 
 /// Models with unusual features, each a folder.
-pub const PECULIAR: [&str; 4] = ["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp"];
+pub const PECULIAR: &[&str] =
+    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha"];
 
 /// Every tiny model, and the name of the logits that another program computed.
 pub fn tiny_models() -> Vec<(PathBuf, String)> {
-    let families = MIXTURES.into_iter().chain(DENSE);
+    let families = MIXTURES.iter().chain(DENSE);
     let named = |name: &str| format!("golden/{name}.logits.safetensors");
-    let both = families.flat_map(|family| containers(family).map(|model| (model, named(family))));
-    let peculiar = PECULIAR.into_iter().map(|name| (data(&format!("golden/{name}")), named(name)));
+    let both = families.flat_map(|family| {
+        let [file, folder] = containers(family);
+        let of_file = if LACKING.contains(family) { format!("{family}-plain") } else { (*family).to_owned() };
+        [(file, named(&of_file)), (folder, named(family))]
+    });
+    let peculiar = PECULIAR.iter().map(|name| (data(&format!("golden/{name}")), named(name)));
     let old = (data("golden/deepseek_v2_lite-kv_b.gguf"), named("deepseek_v2_lite"));
     both.chain(peculiar).chain([old]).collect()
 }
 
 /// Tiny random models of the families, with experts, each as a GGUF file and as a folder.
-pub const MIXTURES: [&str; 12] = [
+pub const MIXTURES: &[&str] = &[
     "qwen3moe",
     "mixtral",
     "olmoe",
@@ -49,8 +54,19 @@ pub const MIXTURES: [&str; 12] = [
     "deepseek_v2_lite",
     "deepseek_v3",
     "dots1",
+    "hy_v3",
+    "exaone_moe",
+    "afmoe",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "solar_open",
+    "qwen3_vl_moe",
+    "mistral4",
 ];
-pub const DENSE: [&str; 4] = ["qwen2", "qwen3", "llama", "llama3"];
+pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral"];
+
+/// Families whose GGUF files lack settings, so that their logits are others than those of the folders.
+const LACKING: &[&str] = &["mistral"];
 
 /// One of these for each kind of state that layers keep.
 pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];

@@ -1,0 +1,100 @@
+//! Settings of `config.json` that change the arithmetic in some family are computed or refused by name in all of them.
+
+use forebay_engine::Precision;
+use forebay_engine::internals::format::{ModelFile, folder};
+use forebay_engine::internals::models::describe;
+use serde_json::{Map, Value as Json, json};
+
+use crate::common::folder_builder::Folder;
+use crate::common::models::{DENSE, MIXTURES, containers, logits, options, random_tokens};
+
+/// Names in `config.json` of the families that transformers has, each with a value that changes the arithmetic there.
+fn settings() -> Vec<(&'static str, Json)> {
+    vec![
+        ("attn_logit_softcapping", json!(50.0)),
+        ("router_logit_softcapping", json!(30.0)),
+        ("final_logit_softcapping", json!(30.0)),
+        ("attention_multiplier", json!(0.07)),
+        ("query_pre_attn_scalar", json!(256)),
+        ("llama_4_scaling.beta", json!(0.1)),
+        ("rope_parameters.llama_4_scaling_beta", json!(0.1)),
+        ("rope_parameters.full_attention.rope_theta", json!(1e6)),
+        ("rope_parameters.sliding_attention.rope_theta", json!(1e4)),
+        ("rope_local_base_freq", json!(1e4)),
+        ("attn_temperature_tuning", json!(true)),
+        ("clip_qkv", json!(8.0)),
+        ("use_sliding_window", json!(true)),
+        ("attention_chunk_size", json!(8192)),
+        ("use_bidirectional_attention", json!(true)),
+        ("is_causal", json!(false)),
+        ("index_topk", json!(2048)),
+        ("num_kv_shared_layers", json!(2)),
+        ("no_rope_layers", json!([1, 1, 1, 0])),
+        ("no_rope_layer_interval", json!(4)),
+        ("position_embedding_type", json!("nope")),
+        ("attn_type_list", json!([0, 0, 0, 1])),
+        ("layer_types", json!(["chunked_attention", "full_attention"])),
+        ("mlp_only_layers", json!([0])),
+        ("decoder_sparse_step", json!(2)),
+        ("moe_layer_freq", json!(2)),
+        ("swiglu_limits", json!([0.0, 7.0])),
+        ("swiglu_limits_shared", json!([0.0, 7.0])),
+        ("swiglu_limit", json!(0.01)),
+        ("hidden_act", json!("gelu")),
+        ("hidden_size_per_layer_input", json!(256)),
+        ("use_parallel_residual", json!(true)),
+        ("scoring_func", json!("sqrtsoftplus")),
+        ("routed_scaling_factor", json!(3.5)),
+        ("n_group", json!(3)),
+        ("topk_group", json!(3)),
+        ("logit_scale", json!(0.25)),
+        ("logits_scaling", json!(8.0)),
+        ("lm_head_multiplier", json!(0.1)),
+        ("embedding_multiplier", json!(12.0)),
+        ("residual_multiplier", json!(0.2)),
+        ("hc_mult", json!(4)),
+    ]
+}
+
+/// The number of groups that a token uses means nothing if experts are not in groups.
+const ONE_GROUP: [(&str, &str); 2] = [("glm4moe", "topk_group"), ("dots1", "topk_group")];
+
+/// Sets a setting, whose name may be that of an object and that of a field in it.
+fn set(config: &mut Map<String, Json>, name: &str, value: Json) {
+    match name.split_once('.') {
+        None => drop(config.insert(name.into(), value)),
+        Some((object, field)) => {
+            let inner = config.entry(object).or_insert_with(|| json!({}));
+            set(inner.as_object_mut().expect("it is an object"), field, value);
+        }
+    }
+}
+
+#[test]
+fn settings_of_other_families_are_computed_or_refused_by_name() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut silent = Vec::new();
+    for family in MIXTURES.into_iter().chain(DENSE) {
+        let [_, path] = containers(family);
+        let (folder, mut file) = (Folder::read(&path), ModelFile::open(&path).unwrap());
+        let vocabulary = folder.config["vocab_size"].as_u64().unwrap() as u32;
+        let tokens = random_tokens(24, vocabulary, 1);
+        let expected = logits(&path, &options(Precision::Exact), &tokens);
+        for (name, value) in settings() {
+            let mut folder = folder.clone();
+            set(&mut folder.config, name, value);
+            file.metadata = folder::config_metadata(&path, folder.config.clone()).unwrap();
+            let acts = match describe(&file) {
+                Err(error) => error.to_string().contains(name),
+                Ok(_) => {
+                    folder.write(temporary.path());
+                    logits(temporary.path(), &options(Precision::Exact), &tokens) != expected
+                }
+            };
+            if !acts && !ONE_GROUP.contains(&(family, name)) {
+                silent.push(format!("{family}: {name}"));
+            }
+        }
+    }
+    assert_eq!(silent, [""; 0]);
+}
