@@ -68,7 +68,7 @@ pub fn residency_changes_no_bit<D: TestDevice>() {
 }
 
 pub fn residency_changes_no_bit_of_any_family<D: TestDevice>() {
-    let families = MIXTURES.into_iter().enumerate().map(|(i, family)| containers(family)[i % 2].clone());
+    let families = MIXTURES.iter().copied().enumerate().map(|(i, family)| containers(family)[i % 2].clone());
     let others = ["gpt_oss", "gpt_oss-mxfp4", "glm4moe-mtp", "qwen3moe-mlx", "qwen3moe-fp8"];
     let others = others.map(|name| data(&format!("golden/{name}")));
     let models: Vec<PathBuf> = families.chain(others).collect();

@@ -22,7 +22,7 @@ fn chunks_and_threads_change_no_bit_of_the_tiny_model() {
 
 #[test]
 fn chunks_and_threads_change_no_bit_of_any_family() {
-    for model in MIXTURES.into_iter().chain(DENSE).flat_map(containers) {
+    for model in MIXTURES.iter().chain(DENSE).copied().flat_map(containers) {
         for precision in PRECISIONS {
             compare_cuts(&model, precision, &random_tokens(40, 512, 8), &CUTS);
         }

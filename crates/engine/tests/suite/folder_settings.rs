@@ -74,7 +74,7 @@ fn set(config: &mut Map<String, Json>, name: &str, value: Json) {
 fn settings_of_other_families_are_computed_or_refused_by_name() {
     let temporary = tempfile::tempdir().unwrap();
     let mut silent = Vec::new();
-    for family in MIXTURES.into_iter().chain(DENSE) {
+    for family in MIXTURES.iter().chain(DENSE).copied() {
         let [_, path] = containers(family);
         let (folder, mut file) = (Folder::read(&path), ModelFile::open(&path).unwrap());
         let vocabulary = folder.config["vocab_size"].as_u64().unwrap() as u32;

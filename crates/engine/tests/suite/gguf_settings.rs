@@ -113,7 +113,7 @@ impl Subject {
 }
 
 fn subjects() -> impl Iterator<Item = Subject> {
-    MIXTURES.into_iter().chain(DENSE).map(|family| Subject::new(&containers(family)[0]))
+    MIXTURES.iter().chain(DENSE).copied().map(|family| Subject::new(&containers(family)[0]))
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn the_budget_changes_no_bit_of_the_tiny_model() {
 #[test]
 fn the_minimum_of_memory_changes_no_bit_of_any_family() {
     let tokens = random_tokens(24, 512, 16);
-    for model in MIXTURES.into_iter().flat_map(containers) {
+    for model in MIXTURES.iter().copied().flat_map(containers) {
         let least = Some(least_expert_memory(&model));
         for (precision, prefetch) in [(Precision::Fast, true), (Precision::Exact, false)] {
             let resident = Options::default().precision(precision).threads(2);
