@@ -67,6 +67,11 @@ LETTERS = (
     "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 
+DEEPSEEK_3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # The steps of each pre-tokeniser.
 PRE = {
     "gpt-2": [byte_level(True)],
@@ -111,14 +116,31 @@ PRE = {
         byte_level(False),
     ],
     "deepseek-v3": [
-        split(r"\p{N}{1,3}"),
-        split("[一-龥\u3040-ゟ゠-ヿ]+"),
+        split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK_3), byte_level(False),
+    ],
+    "cohere2moe": [
+        split(r"\d{1,3}(?=(?:\d{3})*\b)"),
+        split(cased(UPPER, LOWER, CONTRACTION + "?", r"\p{N}{1,3}", r"\r\n/")),
+        byte_level(False),
+    ],
+    "afmoe": [
+        split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
         split(
-            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+            "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+        ),
+        split(DEEPSEEK_3),
+        byte_level(False),
+    ],
+    "laguna": [split(r"[^\n]+|[\n]+"), split(QWEN2), byte_level(False)],
+    "exaone-moe": [
+        split(
+            QWEN2.replace(r"\p{L}+", r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
+            .replace(r"[\r\n]*|\s*[\r\n]+", r"[\r\n/]?|\s*[\r\n]")
         ),
         byte_level(False),
     ],
+    "minicpm5": [split(r"\p{N}{1,3}"), split(QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), byte_level(False)],
     "deepseek-coder": [split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split(CJK), DIGITS, byte_level(False)],
     "deepseek-llm": [
         split("[\r\n]"),
@@ -130,23 +152,25 @@ PRE = {
         byte_level(False),
     ],
 }
-IGNORES_MERGES = {"llama-bpe", "tekken", "youtu"}
+IGNORES_MERGES = {"llama-bpe", "tekken", "youtu", "minicpm5"}
 NFC = {"type": "NFC"}
 # Other names of the same steps, with the normaliser of the models' own files, which GGUF files do not name.
 NAMES = [
     (["gpt-2"], "gpt-2", None),
     (["mpt", "olmo"], "gpt-2", NFC),
-    (["starcoder", "refact", "smollm"], "starcoder", None),
+    (["starcoder", "refact", "smollm", "mellum2"], "starcoder", None),
     (["command-r"], "starcoder", NFC),
     (["qwen2", "deepseek-r1-qwen", "stablelm2"], "qwen2", NFC),
     (["qwen35"], "qwen35", NFC),
     (["llama-bpe", "glm4"], "llama-bpe", None),
     (["chatglm-bpe"], "chatglm-bpe", None),
-    (["gpt-4o", "kanana2", "minimax-m2"], "gpt-4o", None),
+    (["gpt-4o", "kanana2", "minimax-m2", "llama4"], "gpt-4o", None),
     *(([name], name, None) for name in [
         "default", "falcon", "tekken", "kimi-k2", "bailingmoe", "deepseek-coder", "deepseek-llm", "youtu",
+        "afmoe", "laguna", "exaone-moe", "minicpm5",
     ]),
-    (["deepseek-v3", "joyai-llm"], "deepseek-v3", None),
+    (["deepseek-v3", "joyai-llm", "hy_v4"], "deepseek-v3", None),
+    (["cohere2moe", "tiny_aya"], "cohere2moe", NFC),
 ]
 
 

@@ -58,6 +58,12 @@ const GPT_4O: &str = concat!(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// Words of one script, and words with an ASCII mark before them.
+const DEEPSEEK_3: &str = concat!(
+    r"[!-/:-~&&[^\p{L}\p{N}]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// The common settings of most entries.
 const PLAIN: Pre = Pre {
     names: &[],
@@ -90,7 +96,7 @@ const PRES: &[Pre] = &[
     // Both have the tokenizer of GPT-NeoX.
     Pre { names: &["mpt", "olmo"], steps: &[GPT_2], composes: true, ..PLAIN },
     Pre {
-        names: &["starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b"],
+        names: &["starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
         steps: &[DIGIT, GPT_2],
         ..PLAIN
     },
@@ -102,7 +108,12 @@ const PRES: &[Pre] = &[
         spelled_steps: &[DIGITS, "[0-9][0-9][0-9]"],
         ..PLAIN
     },
-    Pre { names: &["qwen2", "deepseek-r1-qwen", "stablelm2"], steps: &[QWEN2], composes: true, ..PLAIN },
+    Pre {
+        names: &["qwen2", "deepseek-r1-qwen", "stablelm2", "f2llmv2"],
+        steps: &[QWEN2],
+        composes: true,
+        ..PLAIN
+    },
     Pre { names: &["megrez", "kormo", "hunyuan", "grok-2", "solar-open"], steps: &[QWEN2], ..PLAIN },
     Pre {
         names: &["qwen35"],
@@ -122,7 +133,13 @@ const PRES: &[Pre] = &[
     },
     Pre { names: &["glm4", "glm5"], steps: &[LLAMA_3], ignores_merges: true, ..PLAIN },
     Pre { names: &["chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[LLAMA_3], ..PLAIN },
-    Pre { names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"], steps: &[GPT_4O], ..PLAIN },
+    Pre { names: &["gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"], steps: &[GPT_4O], ..PLAIN },
+    Pre {
+        names: &["cohere2moe", "tiny_aya"],
+        steps: &[r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O],
+        composes: true,
+        ..PLAIN
+    },
     Pre {
         names: &["youtu"],
         steps: &[
@@ -173,15 +190,42 @@ const PRES: &[Pre] = &[
         ..PLAIN
     },
     Pre {
-        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        steps: &[r"\p{N}{1,3}", r"[一-龥\u{3040}-ゟ゠-ヿ]+", DEEPSEEK_3],
+        ..PLAIN
+    },
+    Pre {
+        names: &["afmoe"],
+        steps: &[
+            r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+            concat!(
+                r"[\u{0e40}-\u{0eff}\u{1000}-\u{109f}\u{1100}-\u{11ff}\u{1780}-\u{17ff}\u{2f00}-\u{2fdf}",
+                r"\u{3040}-\u{30ff}\u{3400}-\u{4dbf}\u{4e00}-\u{faff}\u{ff65}-\u{ff9f}]+"
+            ),
+            DEEPSEEK_3,
+        ],
+        ..PLAIN
+    },
+    Pre { names: &["laguna"], steps: &[r"\n+", QWEN2], ..PLAIN },
+    Pre {
+        names: &["exaone-moe"],
+        // Words with spaces between them are one piece.
+        steps: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    Pre {
+        names: &["minicpm5"],
         steps: &[
             r"\p{N}{1,3}",
-            r"[一-龥\u{3040}-ゟ゠-ヿ]+",
             concat!(
-                r"[!-/:-~&&[^\p{L}\p{N}]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+",
+                r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             ),
         ],
+        ignores_merges: true,
         ..PLAIN
     },
     Pre {
@@ -276,7 +320,13 @@ mod tests {
 
     #[test]
     fn models_with_the_same_pre_tokeniser_cut_alike() {
-        for (name, same) in [("solar-open", "qwen2"), ("kanana2", "gpt-4o"), ("joyai-llm", "deepseek-v3")] {
+        for (name, same) in [
+            ("solar-open", "qwen2"),
+            ("kanana2", "gpt-4o"),
+            ("joyai-llm", "deepseek-v3"),
+            ("hy_v4", "deepseek-v3"),
+            ("mellum2", "starcoder"),
+        ] {
             assert_eq!(Pre::named(name).unwrap().steps, Pre::named(same).unwrap().steps, "{name}");
         }
         let ignores_merges = |name: &str| Pre::named(name).unwrap().ignores_merges;
