@@ -1,7 +1,7 @@
 """Models that transformers does not have, written from their publishers' descriptions, for tiny_families.py.
 
-They have the tensors of published models. They compute in f32, slowly and plainly: what they compute is what the models'
-own code computes. llama.cpp agrees with them, except where `Settings` has a setting that says otherwise.
+They have the tensors of published models, and compute what the models' own code computes, slowly and plainly. llama.cpp
+agrees with them, except where `Settings` has a setting that says otherwise.
 """
 
 import json

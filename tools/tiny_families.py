@@ -6,7 +6,7 @@
     tools/golden pack FAMILY…
 
 The families and their settings are in tiny_family_alike.py and tiny_family_mixed.py. LLAMA_CPP is llama.cpp's source,
-whose converter writes the GGUF file. XLLAMACPP is a library with llama.cpp in it, which computes logits to compare with.
+whose converter writes the GGUF file. XLLAMACPP is a library with llama.cpp in it, which computes logits for comparison.
 Both are in the package xllamacpp 2026.10.11549: thirdparty/llama.cpp is in its source archive, and
 xllamacpp/xllamacpp.abi3.so is in its wheel. A C compiler is needed.
 
@@ -23,10 +23,10 @@ how much, relative to their standard deviation. It also prints
   the scores. Of several texts, the one in which they are farthest apart is kept;
 - variant: how far the logits of a second folder, NAME-VARIANT, are from those of the first. It has the same weights and
   other settings that published models have;
-- llama.cpp: how far its logits from the GGUF file are from ours. They are computed from a copy in f32, because it rounds
-  activations where weights are bf16. It rounds GELU in any case. If it has settings of its own that GGUF files do not
-  have, the logits with these are written as NAME-plain, and compared. If it computes something else than the model's own
-  code, the comparison is with that.
+- llama.cpp: how far its logits from the GGUF file are from ours. They are computed from a copy in f32, because
+  llama.cpp rounds activations where weights are bf16. It rounds GELU in any case. If it has settings of its own that
+  GGUF files do not have, the logits with these are written as NAME-plain, and compared. If it computes something else
+  than the model's own code, the comparison is with that.
 
 Made with torch 2.15.0 (on the CPU), transformers 5.22.2, numpy 2.4.6, safetensors 0.8.0.
 """
@@ -76,6 +76,8 @@ QWEN_VISION = {
 }
 # A mechanism that changes logits by less than this, relative to their standard deviation, is as good as absent.
 ACTIVE = 0.02
+# How far llama.cpp's logits may be from ours, which is what its table of GELU's values takes.
+AGREED = 0.01
 # How far the logits may move, relative to their standard deviation, if embeddings move by a millionth.
 NOISE = 1e-3
 
@@ -120,8 +122,6 @@ class Family:
     arguments: tuple[str, ...] = ()
     # The converter must read config.json itself, because it does not understand what transformers makes of it.
     raw: bool = False
-    positions: int = POSITIONS
-    seed: int = 1
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def make(family: Family, llama: "Llama") -> None:
-    torch.manual_seed(family.seed)
+    torch.manual_seed(1)
     kind = getattr(transformers, family.model) if isinstance(family.model, str) else family.model
     config = kind.config_class(**family.settings)
     model = kind(prepared(config))
@@ -161,7 +161,7 @@ def make(family: Family, llama: "Llama") -> None:
     wrong = {what: names for what, names in loading.items() if names}
     assert not wrong, f"{family.name} is not as transformers expects it: {wrong}"
     model = model.float().eval()
-    tokens, gap = widest_choices(model, family)
+    tokens, gap = widest_choices(model)
     logits = compute(model, tokens)
     write_logits(family.name, tokens, logits)
     noise = distance(compute(switched(model, slightly_moved), tokens), logits)
@@ -182,7 +182,9 @@ def make(family: Family, llama: "Llama") -> None:
         misread = compute(switched(model, family.misread), tokens)
         notes.append(f"misread by llama.cpp {distance(misread, logits):.1e}")
         logits = misread
-    notes.append(f"llama.cpp {distance(llama.logits(folder, family, tokens), logits):.1e}")
+    difference = distance(llama.logits(folder, family, tokens), logits)
+    notes.append(f"llama.cpp {difference:.1e}")
+    assert difference < AGREED, f"{family.name}: llama.cpp's logits differ by {difference:.1e}"
     print(f"{family.name}: {', '.join(notes)}", flush=True)
 
 
@@ -327,9 +329,9 @@ def merged(config: dict, others: dict) -> dict:
     return config
 
 
-def widest_choices(model: Model, family: Family) -> tuple[torch.Tensor, float]:
+def widest_choices(model: Model) -> tuple[torch.Tensor, float]:
     """Of several texts, the one in which no choice is narrow, and how wide its narrowest is."""
-    texts = torch.randint(0, FIRST_SPECIAL, (TEXTS, family.positions), dtype=torch.int32)
+    texts = torch.randint(0, FIRST_SPECIAL, (TEXTS, POSITIONS), dtype=torch.int32)
     found = []
     for tokens in texts:
         with watched_choices() as gaps:
@@ -411,7 +413,8 @@ def distance(ours: np.ndarray, truth: np.ndarray) -> float:
 
 
 def write_logits(name: str, tokens: torch.Tensor, logits: np.ndarray) -> None:
-    save_file({"tokens": tokens, "logits": torch.from_numpy(logits).contiguous()}, GOLDEN / f"{name}.logits.safetensors")
+    tensors = {"tokens": tokens, "logits": torch.from_numpy(logits).contiguous()}
+    save_file(tensors, GOLDEN / f"{name}.logits.safetensors")
 
 
 def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | None = None) -> None:
@@ -468,8 +471,8 @@ class Llama:
         exact = Path(self.folder.name) / "exact.gguf"
         write_gguf(folder, family, "f32", exact)
         ids, out = tokens.numpy().astype(np.int32), np.zeros((len(tokens), VOCAB), np.float32)
-        pointer = lambda array: array.ctypes.data_as(ctypes.c_void_p)
-        done = self.shim.llama_logits(str(exact).encode(), pointer(ids), len(ids), VOCAB, pointer(out))
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (ids, out)]
+        done = self.shim.llama_logits(str(exact).encode(), pointers[0], len(ids), VOCAB, pointers[1])
         assert done == len(ids), f"llama.cpp computes {done} positions of {family.name}"
         return out[-KEPT:]
 
