@@ -137,5 +137,3 @@ pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 /// The bound of gate and up in an expert.
 pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
-/// The bound of queries, keys and values.
-pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);
