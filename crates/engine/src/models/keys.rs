@@ -139,8 +139,6 @@ pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 /// The bound of gate and up in an expert.
 pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
-/// The bound of queries, keys and values.
-pub const CLIP_QKV: Key = key("attention.clamp_kqv", &["clip_qkv"]);
 /// How much queries at late positions are sharpened.
 pub const TEMPERATURE: Key =
     key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]);

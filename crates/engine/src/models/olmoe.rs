@@ -11,9 +11,6 @@ use crate::format::Format;
 pub const ARCH: Arch = Arch { gguf: "olmoe", hugging_face: &["OlmoeForCausalLM", "olmoe"], describe };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    if let Some(bound) = config.optional_float(keys::CLIP_QKV)? {
-        return Err(config.unsupported(keys::CLIP_QKV, &bound.to_string()));
-    }
     // GGUF files do not have this setting; their weights are not normalised.
     let normalise = match config.format() {
         Format::Gguf => false,

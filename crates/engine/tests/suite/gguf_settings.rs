@@ -159,4 +159,70 @@ fn every_detail_of_yarn_is_computed_or_refused() {
     assert_eq!(silent, NONE);
 }
 
+/// Settings that change nothing, in files of older converters and of other programs.
+#[test]
+fn settings_that_change_nothing_are_accepted() {
+    use Value::{Bool, Float, Unsigned};
+    let bools = |bytes: &[u8]| Value::Numbers(NumberArray::new(NumberKind::Bool, bytes.into()));
+    let common = [
+        ("vocab_size", Unsigned(7)),
+        ("tensor_data_layout", Value::String("Meta AI original pth".into())),
+        ("pooling_type", Unsigned(3)),
+        ("rope.scale_linear", Float(1.0)),
+        ("rope.scaling.finetuned", Bool(true)),
+        ("rope.scaling.attn_factor", Float(1.0)),
+        ("rope.freq_base_swa", Float(10_000.0)),
+        ("rope.mrope_interleaved", Bool(true)),
+        ("attention.causal", Bool(true)),
+        ("attention.layer_norm_epsilon", Float(1e-5)),
+        ("attention.clamp_kqv", Float(0.0)),
+        ("attention.rope_pattern", bools(&[1, 1, 1, 1])),
+        ("attention.scale", Float(0.0)),
+        ("residual_scale", Float(1.0)),
+        ("swiglu_clamp_exp", bools(&[0, 0, 0, 0])),
+        ("use_parallel_residual", Bool(false)),
+        ("vision.block_count", Unsigned(27)),
+        ("vision.image_mean", Float(0.5)),
+    ];
+    let of_families = [
+        ("qwen3moe", "norm_top_k_prob", Bool(true)),
+        ("qwen3moe", "expert_group_used_count", Unsigned(1)),
+        ("qwen3moe", "expert_gating_func", Unsigned(1)),
+        ("qwen3moe", "expert_weights_scale", Float(1.0)),
+        ("qwen3moe", "attention.sliding_window", Unsigned(1 << 30)),
+        ("qwen35moe", "ssm.v_head_reordered", Bool(true)),
+        ("llama", "attention.head_dim", Unsigned(16)),
+    ];
+    for mut subject in subjects() {
+        // The file's own settings precede.
+        let base = subject.file.metadata.clone();
+        let named = common.iter().map(|(key, value)| (subject.name(key), value));
+        let new: Vec<_> = named.filter(|(name, _)| base.get(name).is_none()).collect();
+        let new: Vec<_> = new.iter().map(|(name, value)| (&**name, *value)).collect();
+        let base_of_window = subject.name("rope.freq_base");
+        let settings = with(&base, &[&new[..], &[(&base_of_window, &Float(10_000.0))]].concat());
+        assert!(subject.refusal(settings).is_none(), "{:?}", subject.file.path());
+    }
+    for (family, key, value) in of_families {
+        let mut subject = Subject::new(&containers(family)[0]);
+        let settings = with(&subject.file.metadata, &[(&subject.name(key), &value)]);
+        let refusal = subject.refusal(settings).map(|error| error.to_string());
+        assert_eq!(refusal, None, "{family}: {key}");
+    }
+}
+
+#[test]
+fn an_unknown_setting_is_called_unknown() {
+    let mut subject = Subject::new(&containers("qwen3moe")[0]);
+    let settings = with(&subject.file.metadata, &[("qwen3moe.gravity", &Value::Float(9.5))]);
+    let refusal = subject.refusal(settings).unwrap();
+    assert!(matches!(refusal, Error::Unsupported(_)), "{refusal}");
+    for part in ["qwen3moe.gguf", "qwen3moe.gravity", "\"9.5\"", "unknown"] {
+        assert!(refusal.to_string().contains(part), "{part}: {refusal}");
+    }
+    // Other prefixes belong to other parts of the file.
+    let settings = with(&subject.file.metadata, &[("qwen3.gravity", &Value::Float(9.5))]);
+    assert!(subject.refusal(settings).is_none());
+}
+
 const NONE: [String; 0] = [];

@@ -1,7 +1,7 @@
 //! Settings of `config.json` that change the arithmetic in some families, and what they may say in those that do not
 //! read them.
 
-use super::Neutral::{self, Off, On, One, Words};
+use super::Neutral::{self, Empty, Off, On, One, Words};
 
 /// The values of a setting that change nothing, if the setting is known to change the arithmetic.
 pub(super) fn neutral(name: &str) -> Option<Neutral> {
@@ -34,7 +34,6 @@ const KNOWN: &[(Neutral, &[&str])] = &[
             "rope_parameters.sliding_attention.rope_theta",
             "no_rope_layer_interval",
             // Feed-forward blocks.
-            "mlp_only_layers",
             "swiglu_limit",
             "swiglu_limits",
             "swiglu_limits_shared",
@@ -42,6 +41,7 @@ const KNOWN: &[(Neutral, &[&str])] = &[
             "use_parallel_residual",
         ],
     ),
+    (Empty, &["mlp_only_layers"]),
     (
         One,
         &[

@@ -12,7 +12,7 @@ pub use gguf::is_ignored;
 
 use super::Config;
 use crate::error::{Error, Result};
-use crate::format::{Format, Quoted, Value};
+use crate::format::{Format, NumberArray, Quoted, Value};
 
 /// The values of a setting with which it changes nothing.
 #[derive(Clone, Copy)]
@@ -21,6 +21,8 @@ enum Neutral {
     Any,
     /// Zero, `false`, an empty list or a list of these.
     Off,
+    /// An empty list: numbers of layers, of which the first is zero.
+    Empty,
     /// As [`Neutral::Off`], or one: factors, counts of groups.
     One,
     /// Exactly one: a factor that is always applied.
@@ -75,6 +77,7 @@ impl Neutral {
         match self {
             Neutral::Any => true,
             Neutral::Off => all(|n| n == 0.0),
+            Neutral::Empty => value.as_numbers().is_some_and(NumberArray::is_empty),
             Neutral::One => number.is_some_and(|n| n == 0.0 || n == 1.0),
             Neutral::Factor => number == Some(1.0),
             Neutral::On => all(|n| n != 0.0),
