@@ -16,6 +16,13 @@ pub enum RopeScaling {
     Llama3(Llama3),
     /// Like Llama 3, with other boundaries; cosine and sine are scaled too.
     Yarn(Yarn),
+    /// Only the fastest frequencies rotate; the channels of the others stay as they are.
+    Proportional {
+        /// The share of the channels that rotate.
+        share: f64,
+        /// Divisor of their frequencies.
+        factor: f64,
+    },
 }
 
 /// Llama 3.1's scaling. The number of rotations in the original context decides whether a frequency is slow or fast.
@@ -60,6 +67,10 @@ impl RopeScaling {
             RopeScaling::Linear(factor) => f / factor,
             RopeScaling::Llama3(llama3) => llama3.stretch(f),
             RopeScaling::Yarn(yarn) => yarn.stretch(i, f, base, channels),
+            RopeScaling::Proportional { share, factor } => {
+                let rotates = i < (share * channels as f64 / 2.0) as usize;
+                if rotates { f / factor } else { 0.0 }
+            }
         };
         plain.enumerate().map(|f| stretched(f) as f32).collect()
     }
@@ -67,7 +78,10 @@ impl RopeScaling {
     /// The factor of cosine and sine.
     pub fn scale(&self) -> f32 {
         match self {
-            RopeScaling::Plain | RopeScaling::Linear(_) | RopeScaling::Llama3(_) => 1.0,
+            RopeScaling::Plain
+            | RopeScaling::Linear(_)
+            | RopeScaling::Llama3(_)
+            | RopeScaling::Proportional { .. } => 1.0,
             RopeScaling::Yarn(yarn) => yarn.scale as f32,
         }
     }
@@ -111,7 +125,7 @@ mod tests {
     fn assert_close(ours: &[f32], truth: &[f64]) {
         assert_eq!(ours.len(), truth.len());
         for (&ours, &truth) in ours.iter().zip(truth) {
-            assert!((f64::from(ours) - truth).abs() < 1e-6 * truth, "{ours} instead of {truth}");
+            assert!((f64::from(ours) - truth).abs() <= 1e-6 * truth, "{ours} instead of {truth}");
         }
     }
 
@@ -119,6 +133,14 @@ mod tests {
     fn frequencies_fall_from_one_by_equal_factors() {
         assert_close(&RopeScaling::Plain.frequencies(10_000.0, 8), &[1.0, 0.1, 0.01, 0.001]);
         assert_close(&RopeScaling::Linear(4.0).frequencies(10_000.0, 8), &[0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn proportional_frequencies_are_those_of_the_whole_head() {
+        let proportional = RopeScaling::Proportional { share: 0.5, factor: 2.0 };
+        assert_close(&proportional.frequencies(10_000.0, 8), &[0.5, 0.05, 0.0, 0.0]);
+        let proportional = RopeScaling::Proportional { share: 0.45, factor: 1.0 };
+        assert_close(&proportional.frequencies(10_000.0, 8), &[1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

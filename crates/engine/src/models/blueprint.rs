@@ -573,17 +573,19 @@ impl<'a> Builder<'a> {
         if self.format() == Format::Gguf {
             return name.strip_prefix("blk.").is_some_and(|rest| self.is_in_extra_layer(rest));
         }
-        const OTHERS: [&str; 7] = [
+        const OTHERS: [&str; 8] = [
             "mtp.",
             "visual.",
-            "model.visual.",
             "vision_tower.",
-            "model.vision_tower.",
+            "vision_embedder.",
             "multi_modal_projector.",
-            "model.multi_modal_projector.",
+            "embed_vision.",
+            "audio_tower.",
+            "embed_audio.",
         ];
         let name = name.strip_prefix("language_model.").unwrap_or(name);
-        if OTHERS.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with(".rotary_emb.inv_freq") {
+        let part = name.strip_prefix("model.").unwrap_or(name);
+        if OTHERS.iter().any(|prefix| part.starts_with(prefix)) || name.ends_with(".rotary_emb.inv_freq") {
             return true;
         }
         let layer =
@@ -647,7 +649,9 @@ impl<'a> Builder<'a> {
 
     /// Declares a matrix of this shape, or several in one tensor.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight<'a>> {
-        let weight = self.stored(name, shape, NeedKind::Matrix)?;
+        let mut weight = self.stored(name, shape, NeedKind::Matrix)?;
+        // Some families have other vectors with the name of a scale, and declare them first.
+        weight.scale = weight.scale.filter(|scale| !self.declared.contains(scale.name.as_str()));
         if self.keeps && !self.encodings.iter().any(|(known, _)| *known == weight.encoding) {
             self.encodings.push((weight.encoding, name.to_owned()));
         }

@@ -1,8 +1,10 @@
 //! Reads a model's configuration from its file. Every value is checked.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use super::{keys, unread};
 use crate::blocks::positions::Temperature;
@@ -14,16 +16,28 @@ use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
 const LARGEST: u64 = 1 << 30;
 
 /// The settings of a model, from a GGUF file or a folder.
+#[derive(Clone)]
 pub struct Config<'a> {
     file: &'a ModelFile,
     /// The settings that were asked for, by their names in this kind of file.
-    read: RefCell<BTreeSet<&'static str>>,
+    read: Rc<RefCell<BTreeSet<Cow<'static, str>>>>,
+    /// The layer whose settings precede those of all layers.
+    layer: Option<(usize, LayerKind)>,
+}
+
+/// The kinds of layers that may have settings of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Those that see all positions.
+    Full,
+    /// Those with a window.
+    Windowed,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of a model.
     pub fn new(file: &'a ModelFile) -> Config<'a> {
-        Config { file, read: RefCell::default() }
+        Config { file, read: Rc::default(), layer: None }
     }
 
     /// The family's name in the file; empty if it has none.
@@ -56,6 +70,12 @@ impl<'a> Config<'a> {
     /// The file with the settings, for messages.
     pub fn path(&self) -> PathBuf {
         self.file.settings_path()
+    }
+
+    /// The settings of a layer: its own, those of its kind, or else those of all layers. Of a list with a number for
+    /// each layer, this is the layer's number, which is absent if it is null.
+    pub fn of_layer(&self, layer: usize, kind: LayerKind) -> Config<'a> {
+        Config { layer: Some((layer, kind)), ..self.clone() }
     }
 
     /// The file format; some families' defaults depend on it.
@@ -104,13 +124,13 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// An optional boolean.
+    /// An optional boolean, which may be a number: all but zero are true.
     ///
     /// # Errors
-    /// If it is present but not a boolean.
+    /// If it is present but neither.
     pub fn optional_bool(&self, key: Key) -> Result<Option<bool>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.error(key, "is not a boolean"))
+        truth(&value).map(Some).ok_or_else(|| self.error(key, "is not a boolean"))
     }
 
     /// Optional booleans, one for each layer.
@@ -118,7 +138,6 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If there are not as many as layers, or some are not booleans.
     pub fn optional_bools(&self, key: Key, layers: usize) -> Result<Option<Vec<bool>>> {
-        let truth = |value: &Value| value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0));
         self.each_layer(key, layers, truth)
     }
 
@@ -170,7 +189,7 @@ impl<'a> Config<'a> {
         layers: usize,
         read: impl Fn(&Value) -> Option<T>,
     ) -> Result<Option<Vec<T>>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some((_, value)) = self.setting(key) else { return Ok(None) };
         let Some(list) = value.as_numbers() else {
             let one = read(value).ok_or_else(|| self.error(key, "has an invalid value"))?;
             return Ok(Some(vec![one; layers]));
@@ -187,7 +206,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If it is present but not a string.
     pub fn optional_text(&self, key: Key) -> Result<Option<&'a str>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some((_, value)) = self.setting(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.error(key, "is not a string"))
     }
 
@@ -196,7 +215,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If it is present but not a list of strings.
     pub fn optional_texts(&self, key: Key) -> Result<Option<&'a StringArray>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some((_, value)) = self.setting(key) else { return Ok(None) };
         value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of strings"))
     }
 
@@ -222,7 +241,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If it is present but not an integer, or too large.
     pub fn number(&self, key: Key) -> Result<usize> {
-        match self.get(key).map(Value::as_u64) {
+        match self.get(key).map(|value| value.as_u64()) {
             None | Some(Some(0)) => Ok(0),
             Some(_) => self.count(key),
         }
@@ -235,16 +254,14 @@ impl<'a> Config<'a> {
     /// If it is missing or invalid.
     pub fn context(&self) -> Result<usize> {
         let context = self.count(keys::CONTEXT)?;
-        match self.rope_scaling()? {
-            RopeScaling::Yarn(yarn) => {
-                let stretched = yarn.original * yarn.factor;
-                if stretched > LARGEST as f64 {
-                    return Err(self.error(keys::ROPE_FACTOR, "makes the context absurdly long"));
-                }
-                Ok(context.max(stretched as usize))
-            }
-            _ => Ok(context),
+        // Layers with a window do not limit the context.
+        let full = self.of_layer(0, LayerKind::Full);
+        let RopeScaling::Yarn(yarn) = full.rope_scaling()? else { return Ok(context) };
+        let stretched = yarn.original * yarn.factor;
+        if stretched > LARGEST as f64 {
+            return Err(full.error(keys::ROPE_FACTOR, "makes the context absurdly long"));
         }
+        Ok(context.max(stretched as usize))
     }
 
     /// The factor of the weights of the chosen experts. In GGUF files zero means no factor.
@@ -283,6 +300,11 @@ impl<'a> Config<'a> {
             Some("linear") => Ok(RopeScaling::Linear(self.float(keys::ROPE_FACTOR)?.into())),
             Some("llama3") => self.llama3().map(RopeScaling::Llama3),
             Some("yarn") => self.yarn().map(RopeScaling::Yarn),
+            Some("proportional") => {
+                let share = self.optional_float(keys::ROPE_SHARE)?.unwrap_or(1.0).into();
+                let factor = self.optional_float(keys::ROPE_FACTOR)?.unwrap_or(1.0).into();
+                Ok(RopeScaling::Proportional { share, factor })
+            }
             Some(other) => Err(self.unsupported(keys::ROPE_SCALING, other)),
             None => self.untyped_rope_scaling(),
         }
@@ -345,8 +367,11 @@ impl<'a> Config<'a> {
     }
 
     /// An optional positive float; zero counts as absent.
-    fn nonzero_float(&self, key: Key) -> Result<Option<f64>> {
-        match self.get(key).map(Value::as_f64) {
+    ///
+    /// # Errors
+    /// If it is present but not zero or a positive finite number.
+    pub fn nonzero_float(&self, key: Key) -> Result<Option<f64>> {
+        match self.get(key).map(|value| value.as_f64()) {
             Some(Some(0.0)) => Ok(None),
             _ => Ok(self.optional_float(key)?.map(f64::from)),
         }
@@ -380,7 +405,7 @@ impl<'a> Config<'a> {
     /// [`Error::Unsupported`], with the name of the setting and its value.
     pub fn refuse_factor(&self, key: Key) -> Result<()> {
         match self.get(key) {
-            Some(value) if value.as_f64() != Some(1.0) => Err(self.unsupported(key, &unread::shown(value))),
+            Some(value) if value.as_f64() != Some(1.0) => Err(self.unsupported(key, &unread::shown(&value))),
             _ => Ok(()),
         }
     }
@@ -397,17 +422,84 @@ impl<'a> Config<'a> {
         Error::Unsupported(format!("{}: {name} = {} is not supported", path.display(), Quoted(value)))
     }
 
-    fn get(&self, key: Key) -> Option<&'a Value> {
-        match self.format() {
-            Format::Gguf => drop(self.read.borrow_mut().insert(key.gguf)),
-            Format::HuggingFace | Format::Mlx => self.read.borrow_mut().extend(key.hugging_face),
+    fn get(&self, key: Key) -> Option<Cow<'a, Value>> {
+        let (_, value) = self.setting(key)?;
+        match (self.layer, value.as_numbers()) {
+            (Some((layer, _)), Some(list)) => list.iter().nth(layer).map(Cow::Owned),
+            _ => Some(Cow::Borrowed(value)),
         }
-        self.file.setting(&key).map(|(_, value)| value)
     }
 
     /// The name of the setting in this kind of file.
     fn name(&self, key: Key) -> String {
-        self.file.setting(&key).map_or_else(|| self.file.setting_name(&key), |(name, _)| name)
+        self.setting(key).map_or_else(|| self.file.setting_name(&key), |(name, _)| name)
+    }
+
+    /// A setting as the file has it, which may be a list with a number for each layer, and its whole name.
+    fn setting(&self, key: Key) -> Option<(String, &'a Value)> {
+        let names = self.names(key);
+        self.read.borrow_mut().extend(names.iter().cloned());
+        names.into_iter().find_map(|name| {
+            let whole = match self.format() {
+                Format::Gguf => format!("{}.{name}", self.architecture()),
+                Format::HuggingFace | Format::Mlx => name.into_owned(),
+            };
+            self.file.metadata.get(&whole).map(|value| (whole, value))
+        })
+    }
+
+    /// The names that a setting may have, without the architecture. Those of the layer or its kind come first.
+    fn names(&self, key: Key) -> Vec<Cow<'static, str>> {
+        let own = self.layer.map_or_else(Vec::new, |(layer, kind)| match (self.format(), kind) {
+            (Format::Gguf, LayerKind::Full) => Vec::new(),
+            (Format::Gguf, LayerKind::Windowed) => vec![format!("{}_swa", key.gguf)],
+            (Format::HuggingFace | Format::Mlx, _) => {
+                // A list with nulls is stored number by number.
+                let names = |name: &&str| [format!("per_layer_config.{layer}.{name}"), format!("{name}.{layer}")];
+                let of_kind = |name: &&str| kind.setting(name);
+                let all = key.hugging_face.iter();
+                all.flat_map(|name| names(name).into_iter().chain(of_kind(name))).collect()
+            }
+        });
+        let general: &[&'static str] = match self.format() {
+            Format::Gguf if key.gguf.is_empty() => return Vec::new(),
+            // The scaling of the rotation is that of layers without a window.
+            Format::Gguf if self.is_windowed() && key.gguf.starts_with("rope.scal") => return Vec::new(),
+            Format::Gguf => &[key.gguf],
+            Format::HuggingFace | Format::Mlx => key.hugging_face,
+        };
+        own.into_iter().map(Cow::Owned).chain(general.iter().map(|&name| Cow::Borrowed(name))).collect()
+    }
+
+    fn is_windowed(&self) -> bool {
+        matches!(self.layer, Some((_, LayerKind::Windowed)))
+    }
+}
+
+/// A boolean, or whether a number is not zero.
+fn truth(value: &Value) -> Option<bool> {
+    value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0))
+}
+
+impl LayerKind {
+    /// What a setting of folders is called if it is that of this kind of layers.
+    fn setting(self, name: &str) -> Option<String> {
+        match (self, name) {
+            (LayerKind::Full, "head_dim") => Some("global_head_dim".to_owned()),
+            (LayerKind::Full, "num_key_value_heads") => Some("num_global_key_value_heads".to_owned()),
+            _ => {
+                let setting = name.strip_prefix("rope_parameters.")?;
+                Some(format!("rope_parameters.{}.{setting}", self.name()))
+            }
+        }
+    }
+
+    /// Its name in folders.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerKind::Full => "full_attention",
+            LayerKind::Windowed => "sliding_attention",
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Finds the routed experts of a layer and describes them as byte ranges, for each layout that files use:
 //!
-//! - one tensor for each matrix, `[experts, rows, cols]`: GGUF's `ffn_gate_exps` and MLX's `switch_mlp.gate_proj`
+//! - one tensor for each matrix, `[experts, rows, cols]`: GGUF's `ffn_gate_exps`, MLX's `switch_mlp.gate_proj` and
+//!   `experts.switch_glu.gate_proj`
 //! - a tensor for each matrix of each expert: `experts.7.gate_proj.weight`
 //! - gate and up in one tensor, `[gate; up]`: GGUF's `ffn_gate_up_exps`, Hugging Face's `experts.gate_up_proj`
 //! - gate and up alternating, in rows or, transposed, in columns ([`Fused::Alternating`])
@@ -50,6 +51,7 @@ pub(super) fn find(
 ) -> Result<(ExpertLayer, [Option<Vector>; 3])> {
     let prefix = match b.format() {
         Format::Gguf => format!("blk.{layer}"),
+        Format::HuggingFace | Format::Mlx if names.module.is_empty() => format!("model.layers.{layer}"),
         Format::HuggingFace | Format::Mlx => format!("model.layers.{layer}.{}", names.module),
     };
     let mut search = Search { b, prefix, names, shape };
@@ -93,7 +95,11 @@ impl Search<'_, '_> {
         let patterns: &[(&str, &str)] = match self.b.format() {
             Format::Gguf => &[("ffn_", "_exps.weight")],
             Format::HuggingFace | Format::Mlx => {
-                &[("switch_mlp.", "_proj.weight"), ("experts.", "_proj.weight")]
+                &[
+                    ("switch_mlp.", "_proj.weight"),
+                    ("experts.switch_glu.", "_proj.weight"),
+                    ("experts.", "_proj.weight"),
+                ]
             }
         };
         for (before, after) in patterns {

@@ -171,14 +171,15 @@ impl Mixture {
 
     fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<MoeWeights> {
         let Mixture { router, inner, .. } = *self;
-        let scales = b.experts(&self.names, &router, hidden, inner)?;
-        let matrix = b.router(self.gate.of_layer(l), router.experts, hidden)?;
-        let mut vector = |name: Option<Name>| -> Result<Option<Vector>> {
+        let vector = |b: &mut Builder<'_>, name: Option<Name>| -> Result<Option<Vector>> {
             name.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()
         };
-        let bias = vector(self.gate_bias)?;
-        let correction = vector(self.correction)?;
-        let factors = vector(self.factors)?;
+        // In GGUF files, these are named like a scale of the experts' matrices, so they are declared first.
+        let factors = vector(b, self.factors)?;
+        let scales = b.experts(&self.names, &router, hidden, inner)?;
+        let matrix = b.router(self.gate.of_layer(l), router.experts, hidden)?;
+        let bias = vector(b, self.gate_bias)?;
+        let correction = vector(b, self.correction)?;
         let shared = match &self.shared {
             None => None,
             Some(shared) => Some(SharedWeights {

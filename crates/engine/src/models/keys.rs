@@ -89,7 +89,7 @@ pub const ROPE_EXTRAPOLATION: Key = key("rope.scaling.yarn_ext_factor", &[]);
 /// The number of routed experts of a layer.
 pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]);
 /// The number of experts that a token uses.
-pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok"]);
+pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok", "top_k_experts"]);
 /// Inner channels of an expert.
 pub const EXPERT_INNER: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
 /// Inner channels of a dense feed-forward block and, in some families, of an expert.
@@ -127,6 +127,8 @@ pub const EXTRA_LAYERS: Key =
     key("nextn_predict_layers", &["num_nextn_predict_layers", "mtp_num_hidden_layers"]);
 /// The activation function of experts.
 pub const ACTIVATION: Key = key("", &["hidden_act"]);
+/// The activation function of feed-forward blocks, in families with another default than SiLU.
+pub const HIDDEN_ACTIVATION: Key = key("", &["hidden_activation"]);
 /// Whether the embedding is also the output matrix.
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
 /// The number of positions of the window.
@@ -139,6 +141,10 @@ pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 /// The bound of gate and up in an expert.
 pub const SWIGLU_LIMIT: Key = key("", &["swiglu_limit"]);
+/// The bound of the logits, which become `bound · tanh(logit / bound)`.
+pub const LOGIT_SOFTCAP: Key = key("final_logit_softcapping", &["final_logit_softcapping"]);
+/// Which tokens see those after them.
+pub const BIDIRECTIONAL: Key = key("", &["use_bidirectional_attention"]);
 /// How much queries at late positions are sharpened.
 pub const TEMPERATURE: Key =
     key("attention.temperature_scale", &["rope_parameters.llama_4_scaling_beta", "llama_4_scaling.beta"]);

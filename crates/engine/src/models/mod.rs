@@ -14,6 +14,7 @@ mod ernie4_5_moe;
 mod exaone_moe;
 mod experts;
 mod feed_forward;
+mod gemma4;
 mod glm4moe;
 mod gpt_oss;
 mod hunyuan_moe;
@@ -41,7 +42,7 @@ mod split;
 pub mod unread;
 
 pub use blueprint::{Blueprint, Builder};
-pub use config::Config;
+pub use config::{Config, LayerKind};
 pub use names::{BiasNames, ExpertNames, Fused, Name};
 pub use needs::{Need, NeedKind, needs};
 pub use product::Product;
@@ -79,6 +80,7 @@ pub const ARCHS: &[Arch] = &[
     mistral4::ARCH,
     qwen35moe::DENSE,
     qwen3moe::VL,
+    gemma4::ARCH,
 ];
 
 /// A family's entry in the registry.

@@ -49,7 +49,7 @@ impl Name {
 /// The names of a layer's routed experts in folders. GGUF files use the same names for all families.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertNames {
-    /// The module that contains them: `mlp` in `model.layers.3.mlp.experts`.
+    /// The module that contains them: `mlp` in `model.layers.3.mlp.experts`. Empty if it is the layer itself.
     pub module: &'static str,
     /// Gate, up and down of one expert, if each expert has its own tensors: `experts.7.gate_proj.weight`.
     pub parts: [&'static str; 3],

@@ -8,7 +8,7 @@ use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 
 /// Divisors of the rotation frequencies, in some GGUF files.
-const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
+pub const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
 
 /// A rotation of the first channels of heads.
 #[derive(Clone, Copy, PartialEq)]
@@ -34,7 +34,13 @@ impl Rotating {
     /// If a setting is missing, inconsistent or not supported.
     pub fn read(config: &Config<'_>, key_dim: usize) -> Result<Rotating> {
         let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
-        Ok(Rotating::new(rotated_channels(config, key_dim)?, base, config.rope_scaling()?))
+        let scaling = config.rope_scaling()?;
+        let channels = match scaling {
+            // The share is that of the frequencies.
+            RopeScaling::Proportional { .. } => key_dim,
+            _ => rotated_channels(config, key_dim)?,
+        };
+        Ok(Rotating::new(channels, base, scaling))
     }
 
     /// A rotation of this many channels, half of them with the other half.
