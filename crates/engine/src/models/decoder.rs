@@ -17,6 +17,7 @@ use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::moe::MoeLayer;
 use crate::blocks::norm::Norm;
 use crate::blocks::positions::Positions;
+use crate::blocks::short_conv::{ShortConv, ShortConvWeights};
 use crate::error::Result;
 
 const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
@@ -60,6 +61,7 @@ enum Mixer {
     Grouped(Box<(Gqa, GqaWeights)>),
     Latent(Box<(Mla, MlaWeights)>),
     Linear(Box<(DeltaNet, DeltaWeights)>),
+    Short(ShortConv, ShortConvWeights),
 }
 
 impl Layer {
@@ -145,6 +147,7 @@ struct Mixers {
     grouped: Option<AttentionBuffers>,
     latent: Option<Mla>,
     linear: Option<Linear>,
+    short: Option<ShortConv>,
     places: Places,
     eps: f32,
 }
@@ -168,10 +171,15 @@ impl Mixers {
             recipe::Mixer::Linear(shape) => Some(Linear::new(b, config, *shape, l)),
             _ => None,
         });
+        let short = mixers().find_map(|mixer| match mixer {
+            recipe::Mixer::Short(short) => Some(short.block(b)),
+            _ => None,
+        });
         Ok(Mixers {
             grouped: AttentionBuffers::declare(b, &grouped),
             latent,
             linear: linear.transpose()?,
+            short,
             places,
             eps: recipe.norms.eps,
         })
@@ -193,6 +201,7 @@ impl Mixers {
                 let linear = self.linear.as_ref().expect(DECLARED);
                 Mixer::Linear(Box::new((linear.net, linear.layer(b, l)?)))
             }
+            recipe::Mixer::Short(short) => Mixer::Short(self.short.expect(DECLARED), short.weights(b, l)?),
         })
     }
 }
@@ -210,6 +219,7 @@ impl Mixer {
             Mixer::Grouped(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
             Mixer::Latent(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
             Mixer::Linear(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
+            Mixer::Short(block, w) => block.forward(cx, batch, layer, w, x, out),
         }
     }
 
@@ -218,6 +228,7 @@ impl Mixer {
             Mixer::Grouped(block) => block.0.kv,
             Mixer::Latent(block) => block.0.kv,
             Mixer::Linear(block) => return StateShape::Recurrent(block.0.state),
+            Mixer::Short(block, _) => return StateShape::Recurrent(block.state),
         };
         StateShape::Attention(kv)
     }

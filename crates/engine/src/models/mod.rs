@@ -20,6 +20,7 @@ mod hunyuan_moe;
 mod hy_v3;
 pub mod keys;
 mod latent;
+mod lfm2moe;
 mod linear;
 mod llama;
 mod minimax_m2;
@@ -36,6 +37,7 @@ mod qwen3;
 mod qwen35moe;
 mod qwen3moe;
 mod recipe;
+mod short_conv;
 mod span;
 mod split;
 pub mod unread;
@@ -79,6 +81,7 @@ pub const ARCHS: &[Arch] = &[
     mistral4::ARCH,
     qwen35moe::DENSE,
     qwen3moe::VL,
+    lfm2moe::ARCH,
 ];
 
 /// A family's entry in the registry.

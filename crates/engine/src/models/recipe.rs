@@ -3,6 +3,7 @@
 use super::attention::Grouped;
 use super::feed_forward::FeedForward;
 use super::latent::Latent;
+use super::short_conv::Short;
 use super::{Builder, Config, Name, keys};
 use crate::backend::{DeltaShape, Vector};
 use crate::blocks::norm::{Norm, NormKind};
@@ -134,6 +135,8 @@ pub enum Mixer {
     Latent(Latent),
     /// Linear attention by the delta rule.
     Linear(DeltaShape),
+    /// A gated short convolution.
+    Short(Short),
 }
 
 impl From<Grouped> for Mixer {
@@ -151,6 +154,12 @@ impl From<Latent> for Mixer {
 impl From<DeltaShape> for Mixer {
     fn from(shape: DeltaShape) -> Mixer {
         Mixer::Linear(shape)
+    }
+}
+
+impl From<Short> for Mixer {
+    fn from(short: Short) -> Mixer {
+        Mixer::Short(short)
     }
 }
 

@@ -164,6 +164,17 @@ pub const FAMILIES: &[Family] = &[
             leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
         ..PLAIN
     },
+    Family {
+        name: "lfm2moe",
+        model: "LFM2-8B-A1B",
+        settings: "block_count=24 context_length=128000 embedding_length=2048 feed_forward_length=7168
+            attention.head_count=32 attention.head_count_kv=0,0,8,0,0,0,8,0,0,0,8,0,0,0,8,0,0,0,8,0,0,8,0,0
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e6 shortconv.l_cache=3
+            expert_count=32 expert_used_count=4 expert_feed_forward_length=1792
+            leading_dense_block_count=2 expert_gating_func=2",
+        optional: &[],
+        ..PLAIN
+    },
 ];
 
 /// The settings of one model, in order; the keys are without the family's name.
@@ -340,6 +351,7 @@ mod tests {
             ("gpt-oss", 19.7),
             ("deepseek2", 15.3),
             ("dots1", 141.5),
+            ("lfm2moe", 8.2),
         ];
         for (name, size) in sizes {
             let family = FAMILIES.iter().find(|family| family.name == name).unwrap();

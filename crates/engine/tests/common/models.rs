@@ -62,6 +62,7 @@ pub const MIXTURES: &[&str] = &[
     "solar_open",
     "qwen3_vl_moe",
     "mistral4",
+    "lfm2_moe",
 ];
 pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral"];
 
@@ -69,7 +70,7 @@ pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "mi
 const LACKING: &[&str] = &["mistral"];
 
 /// One of these for each kind of state that layers keep.
-pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];
+pub const KEEPING: [&str; 5] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
