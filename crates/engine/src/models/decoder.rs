@@ -20,7 +20,6 @@ use crate::blocks::positions::Positions;
 use crate::blocks::short_conv::{ShortConv, ShortConvWeights};
 use crate::error::Result;
 
-const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
 
 struct Decoder {
@@ -83,14 +82,14 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
-    let vocab = b.rows_of(EMBED)?;
+    let vocab = b.rows_of(recipe.embed)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let mut mixers = Mixers::declare(config, b, recipe)?;
     let blocks: Vec<_> = recipe.layers.iter().map(|layer| &layer.feed_forward).collect();
     let ffns = FfnBuffers::declare(b, &blocks, normed);
     b.keep(span.has_first());
-    let embed = b.table(EMBED, vocab, hidden)?;
+    let embed = b.table(recipe.embed, vocab, hidden)?;
     let embedding_scale = recipe.embedding_scale.map(|scale| b.constant(scale, 1));
     let mut layers = Vec::new();
     for (l, layer) in recipe.layers.iter().enumerate() {
@@ -119,9 +118,10 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = match tied {
         true if span.has_first() => embed,
-        true => b.matrix(EMBED, vocab, hidden)?,
+        true => b.matrix(recipe.embed, vocab, hidden)?,
         false => b.matrix(OUTPUT, vocab, hidden)?,
     };
+    let input_scale = recipe.normalises_output.then(|| b.inverse_column_lengths(output));
     let scale = recipe.logit_scale.map(|scale| b.constant(scale, 1));
     let bias = recipe.output_bias.map(|name| b.vector(name, vocab)).transpose()?;
     b.keep(true);
@@ -130,6 +130,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let positions = mixers.places.finish(b)?;
     let head = span.has_last().then(|| Head {
         norm,
+        input_scale,
         output,
         bias,
         scale,

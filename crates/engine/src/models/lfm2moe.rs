@@ -6,7 +6,7 @@ use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::positions::Rotating;
 use super::recipe::{BlockNorms, LayerRecipe, Mixer, Recipe};
 use super::short_conv::Short;
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -40,7 +40,7 @@ const DENSE_OF_MLX: [Name; 3] = [
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "feed_forward.gate.weight");
 const CORRECTION: Name = Name::new("exp_probs_b.bias", "feed_forward.expert_bias");
 const EXPERTS: ExpertNames =
-    ExpertNames { module: "feed_forward", parts: ["w1", "w3", "w2"], fused: Fused::Stacked };
+    ExpertNames { module: "feed_forward", parts: ["w1", "w3", "w2"], ..ExpertNames::USUAL };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     let layers = config.layers()?;

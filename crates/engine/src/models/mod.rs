@@ -3,6 +3,7 @@
 
 mod afmoe;
 mod attention;
+mod bailing_moe;
 mod blueprint;
 mod config;
 mod declared;
@@ -16,6 +17,7 @@ mod experts;
 mod feed_forward;
 mod glm4moe;
 mod gpt_oss;
+mod granite;
 mod hunyuan_moe;
 mod hy_v3;
 pub mod keys;
@@ -38,6 +40,7 @@ mod qwen35moe;
 mod qwen3moe;
 mod recipe;
 mod short_conv;
+mod smallthinker;
 mod span;
 mod split;
 pub mod unread;
@@ -82,6 +85,11 @@ pub const ARCHS: &[Arch] = &[
     qwen35moe::DENSE,
     qwen3moe::VL,
     lfm2moe::ARCH,
+    granite::ARCH,
+    granite::DENSE,
+    bailing_moe::ARCH,
+    bailing_moe::V2,
+    smallthinker::ARCH,
 ];
 
 /// A family's entry in the registry.

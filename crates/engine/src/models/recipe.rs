@@ -15,10 +15,14 @@ pub struct Recipe {
     pub layers: Vec<LayerRecipe>,
     /// The norms of all layers, and the last one.
     pub norms: Norms,
+    /// The name of the embeddings.
+    pub embed: Name,
     /// The name of the last norm.
     pub output_norm: Name,
     /// The name of the bias of logits, if they have one.
     pub output_bias: Option<Name>,
+    /// Whether every column of the output matrix is divided by its length.
+    pub normalises_output: bool,
     /// A factor of the embeddings.
     pub embedding_scale: Option<f32>,
     /// A factor of the logits.
@@ -38,8 +42,10 @@ impl Recipe {
         Ok(Recipe {
             layers,
             norms: Norms::rms(config.float(keys::NORM_EPS)?),
+            embed: Name::new("token_embd.weight", "model.embed_tokens.weight"),
             output_norm: Name::new("output_norm.weight", "model.norm.weight"),
             output_bias: None,
+            normalises_output: false,
             embedding_scale: None,
             logit_scale: None,
             softcap: None,

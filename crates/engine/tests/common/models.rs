@@ -24,7 +24,7 @@ pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetenso
 
 /// Models with unusual features, each a folder.
 pub const PECULIAR: &[&str] =
-    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha"];
+    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha", "bailingmoe-head", "smallthinker-softmax"];
 
 /// Every tiny model, and the name of the logits that another program computed.
 pub fn tiny_models() -> Vec<(PathBuf, String)> {
@@ -63,6 +63,10 @@ pub const MIXTURES: &[&str] = &[
     "qwen3_vl_moe",
     "mistral4",
     "lfm2_moe",
+    "granitemoe",
+    "bailingmoe",
+    "bailingmoe2",
+    "smallthinker",
 ];
 pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral"];
 
