@@ -66,6 +66,12 @@ macro_rules! compiled_scalar_kernels {
             $crate::scalar::convolve(taps, out);
         }
 
+        /// As [`scalar::activate_silu`](crate::scalar::activate_silu).
+        #[target_feature(enable = $features)]
+        pub fn activate_silu(x: &mut [f32]) {
+            $crate::scalar::activate_silu(x);
+        }
+
         /// As [`scalar::l2_norm`](crate::scalar::l2_norm).
         #[target_feature(enable = $features)]
         pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {

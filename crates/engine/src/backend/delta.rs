@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use forebay_kernels::{DeltaStep, Grain, Kernels, Pool, Rows, STATE_COLUMNS, Tap, TileMut};
-use smallvec::SmallVec;
+use forebay_kernels::{DeltaStep, Grain, Kernels, Pool, Rows, STATE_COLUMNS, TileMut};
 
 use super::DeltaShape;
+use super::convolution::{Filters, Inputs};
 
 /// The epsilon of the norms of queries and keys.
 const NORM_EPS: f32 = 1e-6;
@@ -71,61 +71,32 @@ impl DeltaLayer<'_> {
     pub fn advance(&self, stretch: Stretch<'_>, before: Option<&[f32]>, after: &mut [f32]) {
         let at = self.shape.split_at();
         let before = before.map(|before| before.split_at(at));
-        let (inputs, states) = after.split_at_mut(at);
+        let (kept, states) = after.split_at_mut(at);
         let Stretch { start, qkv, keep, correct, convolved, out } = stretch;
-        let qkv = Rows::new(qkv, self.shape.channels());
-        self.convolve(start, qkv, before.map(|(inputs, _)| inputs), convolved, inputs);
+        let rows = Rows::new(qkv, self.shape.channels());
+        let inputs = Inputs { start, rows, before: before.map(|(inputs, _)| inputs) };
+        self.convolve(&inputs, convolved, kept);
         let convolved = Rows::new(convolved, self.shape.channels());
         let gates = [keep, correct].map(|gates| Rows::new(gates, self.shape.value_heads));
         self.recur(convolved, gates, before.map(|(_, states)| states), states, out);
     }
 
-    /// Convolves all channels and normalises queries and keys; a piece of work is some channels of all tokens.
-    fn convolve(
-        &self,
-        start: usize,
-        qkv: Rows<'_, f32>,
-        before: Option<&[f32]>,
-        convolved: &mut [f32],
-        inputs: &mut [f32],
-    ) {
-        let DeltaShape { key_heads, key_dim, kernel, .. } = self.shape;
-        let (channels, kept) = (qkv.width(), kernel - 1);
-        let matrices = [TileMut::new(convolved, channels), TileMut::new(inputs, channels)];
-        let width = HEADS_TOGETHER * key_dim;
-        let grains = [qkv.len(), kept].map(|rows| Grain { rows, cols: width });
-        self.pool.for_tile_pairs(matrices, grains, |piece, [mut convolved, mut inputs]| {
-            let cols = piece * width..piece * width + convolved.cols();
-            // The stored inputs of the previous tokens, then the inputs of these tokens. Before the first token the
-            // inputs are zero, whatever is stored.
-            let input = |i: usize| match i.checked_sub(kept) {
-                Some(row) => Some(&qkv.row(row)[cols.clone()]),
-                None if start + i < kept => None,
-                None => before.map(|before| &before[i * channels..][cols.clone()]),
-            };
-            // Queries, keys, and values, which are not scaled.
-            let scale = |head: usize| match head / key_heads {
-                0 => Some(1.0 / (key_dim as f32).sqrt()),
-                1 => Some(1.0),
-                _ => None,
-            };
-            for row in 0..qkv.len() {
-                let taps: SmallVec<[Tap<'_>; 8]> = (0..kernel)
-                    .filter_map(|j| {
-                        Some(Tap { w: &self.filters[j * channels..][cols.clone()], x: input(row + j)? })
-                    })
-                    .collect();
-                (self.kernels.convolve)(&taps, convolved.row(row));
-                for (i, head) in convolved.row(row).chunks_mut(key_dim).enumerate() {
-                    if let Some(scale) = scale(piece * HEADS_TOGETHER + i) {
-                        (self.kernels.l2_norm)(head, NORM_EPS, scale);
-                    }
-                }
-            }
-            for i in 0..kept {
-                match input(qkv.len() + i) {
-                    Some(input) => inputs.row(i).copy_from_slice(input),
-                    None => inputs.row(i).fill(0.0),
+    /// Convolves and activates all channels, and normalises queries and keys.
+    fn convolve(&self, inputs: &Inputs<'_>, convolved: &mut [f32], kept: &mut [f32]) {
+        let DeltaShape { key_heads, key_dim, .. } = self.shape;
+        // Queries, keys, and values, which are not scaled.
+        let scale = |head: usize| match head / key_heads {
+            0 => Some(1.0 / (key_dim as f32).sqrt()),
+            1 => Some(1.0),
+            _ => None,
+        };
+        let &DeltaLayer { kernels, pool, filters, .. } = self;
+        let filters = Filters { kernels, pool, weights: filters, together: HEADS_TOGETHER * key_dim };
+        filters.convolve(inputs, convolved, kept, |first, channels| {
+            (kernels.activate_silu)(channels);
+            for (i, head) in channels.chunks_mut(key_dim).enumerate() {
+                if let Some(scale) = scale(first / key_dim + i) {
+                    (kernels.l2_norm)(head, NORM_EPS, scale);
                 }
             }
         });

@@ -6,6 +6,7 @@
 //! [executor](crate::experts::ExpertExecutor) gives it; it knows nothing about their tiers.
 
 mod attend;
+mod convolution;
 mod cpu;
 mod delta;
 mod handles;
@@ -28,7 +29,8 @@ pub use kv::{KvPages, KvType};
 pub use logits::{Best, Logits};
 pub(crate) use logits::{Kept, Row, note_loss};
 pub use operations::{
-    Attention, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads, Rope, RowPart,
+    Attention, Convolution, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
+    Rope, RowPart,
 };
 pub use pieces::Pieces;
 pub(crate) use ranking::buffer as rank_buffer;
@@ -106,6 +108,10 @@ pub trait Backend: Send {
     /// value head's state token by token: with `g = exp(rate · softplus(a + bias))`, `S ← g · S`, `S ← S + k · (σ(b)
     /// · (v − Sᵀ k))ᵀ`, `out = Sᵀ q`.
     fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()>;
+
+    /// Convolves the batch's rows over the positions of their sequences, channel by channel: `out[t] = Σ filters[i] ·
+    /// x[t − kernel + 1 + i]`, where rows before the first position are zero. The state is the last `kernel − 1` rows.
+    fn convolve(&mut self, convolution: &Convolution, batch: &mut Batch<'_>) -> Result<()>;
 
     /// Splits rows of `x` that have `groups` groups, each made of these parts in order.
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()>;

@@ -66,6 +66,21 @@ pub struct Experts {
     pub scales: [Option<Vector>; 3],
 }
 
+/// A causal convolution of single channels.
+#[derive(Clone, Copy, Debug)]
+pub struct Convolution {
+    /// The layer whose state it is.
+    pub layer: LayerIdx,
+    /// `[rows, channels]`
+    pub x: Buf,
+    /// `[rows, channels]` Not the same buffer.
+    pub out: Buf,
+    /// `[kernel, channels]`
+    pub filters: Vector,
+    /// Positions that it spans, including its own; at least two.
+    pub kernel: usize,
+}
+
 /// The heads of linear attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaShape {

@@ -5,13 +5,15 @@
 
 use std::any::Any;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use smallvec::SmallVec;
 
 use super::pieces::{HostPieces, Pieces};
-use super::{LayerState, damaged, read_number, write_number};
+use super::{Batch, LayerState, damaged, read_number, write_number};
+use crate::LayerIdx;
 use crate::error::Result;
 
 /// One layer's recurrent states of one sequence, in the memory of any device.
@@ -88,6 +90,33 @@ impl CpuRecurrent {
         let to = to.into_iter().map(|(len, piece)| (len, cast_slice_mut(piece)));
         Ok((from.map(|piece| cast_slice(piece)), to.collect()))
     }
+}
+
+/// Calls `compute` for the tokens of a batch between positions whose states a layer keeps, in order: with the number
+/// of tokens of the sequence before them, their rows, the state before them, and the state to write.
+///
+/// # Errors
+/// If there is not enough memory.
+pub fn advance_batch(
+    batch: &mut Batch<'_>,
+    layer: LayerIdx,
+    mut compute: impl FnMut(usize, Range<usize>, Option<&[f32]>, &mut [f32]),
+) -> Result<()> {
+    for sequence in batch.sequences.iter_mut() {
+        let mut start = sequence.state.len();
+        let (state, marks) = sequence.state.layer(layer);
+        let state =
+            state.as_any_mut().downcast_mut::<CpuRecurrent>().expect("the state was made by this backend");
+        let mut row = sequence.rows.start;
+        let (mut before, to) = state.advance_floats(start, start + sequence.rows.len(), marks)?;
+        for (end, after) in to {
+            let rows = row..row + end - start;
+            compute(start, rows.clone(), before, after);
+            before = Some(after);
+            (start, row) = (end, rows.end);
+        }
+    }
+    Ok(())
 }
 
 /// The parts of an [`Advance`] in RAM.

@@ -9,6 +9,8 @@ use crate::error::Result;
 pub struct Head {
     /// The last norm.
     pub norm: Norm,
+    /// `[hidden]` Factors of its outputs.
+    pub input_scale: Option<Vector>,
     /// `[vocab, hidden]`
     pub output: Matrix,
     /// `[vocab]` Added to the logits.
@@ -42,6 +44,9 @@ impl Head {
         assert!(rows.len() <= Head::ROWS);
         b.pick(self.x, rows, self.picked)?;
         self.norm.forward(b, self.picked, self.picked)?;
+        if let Some(scale) = self.input_scale {
+            b.scale(self.picked, scale)?;
+        }
         b.matmul(self.picked, &[(self.output, self.logits)])?;
         if let Some(bias) = self.bias {
             b.add_bias(self.logits, bias)?;

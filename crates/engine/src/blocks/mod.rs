@@ -12,6 +12,7 @@ pub mod norm;
 pub mod positions;
 mod progress;
 pub mod rope;
+pub mod short_conv;
 
 use std::fmt;
 use std::sync::Arc;

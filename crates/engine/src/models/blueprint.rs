@@ -82,7 +82,7 @@ impl Blueprint {
     pub fn dense_bytes_per_token(&self) -> u64 {
         let output = self.model.head().map(|head| head.output);
         let (vectors, matrices): (Vec<_>, Vec<_>) =
-            self.weights.iter().partition(|w| matches!(w, Declared::Vector(..) | Declared::Constant(..)));
+            self.weights.iter().partition(|w| !matches!(w, Declared::Matrix(_) | Declared::Table(_)));
         let read = matrices.into_iter().enumerate().map(|(i, w)| match w {
             Declared::Table(t) => {
                 let row = w.bytes() / t.rows as u64;
@@ -109,7 +109,7 @@ impl Blueprint {
         let matrices = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) => Some((m, w.bytes(), false)),
             Declared::Table(m) => Some((m, w.bytes(), true)),
-            Declared::Vector(..) | Declared::Constant(..) => None,
+            _ => None,
         });
         let mut dense = Vec::new();
         for (i, (m, bytes, table)) in matrices.enumerate() {
@@ -181,7 +181,7 @@ impl Blueprint {
     fn activation_blocks(&self) -> usize {
         let dense = self.weights.iter().filter_map(|w| match w {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
-            Declared::Vector(..) | Declared::Constant(..) => None,
+            _ => None,
         });
         let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
@@ -412,6 +412,19 @@ impl<'a> Builder<'a> {
     /// Declares a vector with the same number `len` times.
     pub fn constant(&mut self, value: f32, len: usize) -> Vector {
         self.push_vector(Declared::Constant(value, len))
+    }
+
+    /// Declares a vector with the reciprocal of the length of each column of a matrix.
+    pub fn inverse_column_lengths(&mut self, matrix: Matrix) -> Vector {
+        let is_matrix = |w: &&Declared| matches!(w, Declared::Matrix(_) | Declared::Table(_));
+        let found = self.weights.iter().filter(is_matrix).nth(matrix.index());
+        match found {
+            Some(&(Declared::Matrix(planes) | Declared::Table(planes))) => {
+                self.push_vector(Declared::InverseColumnLengths(planes))
+            }
+            // It belongs to another stage, and so does the vector.
+            _ => Vector(ELSEWHERE),
+        }
     }
 
     /// Declares the weights of a depthwise convolution: `[kernel, channels]`, which files store transposed.

@@ -15,6 +15,8 @@ pub(super) enum Declared {
     Vector(TensorInfo, Prepared),
     /// A vector that no file has: this number, this many times.
     Constant(f32, usize),
+    /// A vector with the reciprocal of the length of each column of this matrix, which is declared, too.
+    InverseColumnLengths(Planes),
 }
 
 /// How the numbers of a vector are converted when they are loaded.
@@ -66,7 +68,7 @@ impl Declared {
         let (ranges, scale) = match self {
             Declared::Matrix(m) | Declared::Table(m) => (m.ranges, m.scale),
             Declared::Vector(t, _) => ([Some(whole(t)), None, None], None),
-            Declared::Constant(..) => ([None; 3], None),
+            Declared::Constant(..) | Declared::InverseColumnLengths(_) => ([None; 3], None),
         };
         ranges.into_iter().chain([scale]).flatten()
     }
@@ -77,6 +79,7 @@ impl Declared {
             Declared::Matrix(_) | Declared::Table(_) => self.ranges().map(|range| range.len as u64).sum(),
             Declared::Vector(tensor, prepared) => prepared.count(tensor.elements()) * 4,
             Declared::Constant(_, count) => *count as u64 * 4,
+            Declared::InverseColumnLengths(matrix) => matrix.cols as u64 * 4,
         }
     }
 }

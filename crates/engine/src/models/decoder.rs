@@ -17,9 +17,9 @@ use crate::blocks::mla::{Mla, MlaWeights};
 use crate::blocks::moe::MoeLayer;
 use crate::blocks::norm::Norm;
 use crate::blocks::positions::Positions;
+use crate::blocks::short_conv::{ShortConv, ShortConvWeights};
 use crate::error::Result;
 
-const EMBED: Name = Name::new("token_embd.weight", "model.embed_tokens.weight");
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
 
 struct Decoder {
@@ -60,6 +60,7 @@ enum Mixer {
     Grouped(Box<(Gqa, GqaWeights)>),
     Latent(Box<(Mla, MlaWeights)>),
     Linear(Box<(DeltaNet, DeltaWeights)>),
+    Short(ShortConv, ShortConvWeights),
 }
 
 impl Layer {
@@ -81,14 +82,14 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     {
         return Err(config.unsupported(keys::ACTIVATION, other));
     }
-    let vocab = b.rows_of(EMBED)?;
+    let vocab = b.rows_of(recipe.embed)?;
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let mut mixers = Mixers::declare(config, b, recipe)?;
     let blocks: Vec<_> = recipe.layers.iter().map(|layer| &layer.feed_forward).collect();
     let ffns = FfnBuffers::declare(b, &blocks, normed);
     b.keep(span.has_first());
-    let embed = b.table(EMBED, vocab, hidden)?;
+    let embed = b.table(recipe.embed, vocab, hidden)?;
     let embedding_scale = recipe.embedding_scale.map(|scale| b.constant(scale, 1));
     let mut layers = Vec::new();
     for (l, layer) in recipe.layers.iter().enumerate() {
@@ -117,9 +118,10 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let tied = !b.has(OUTPUT) && config.optional_bool(keys::TIED)? != Some(false);
     let output = match tied {
         true if span.has_first() => embed,
-        true => b.matrix(EMBED, vocab, hidden)?,
+        true => b.matrix(recipe.embed, vocab, hidden)?,
         false => b.matrix(OUTPUT, vocab, hidden)?,
     };
+    let input_scale = recipe.normalises_output.then(|| b.inverse_column_lengths(output));
     let scale = recipe.logit_scale.map(|scale| b.constant(scale, 1));
     let bias = recipe.output_bias.map(|name| b.vector(name, vocab)).transpose()?;
     b.keep(true);
@@ -128,6 +130,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
     let positions = mixers.places.finish(b)?;
     let head = span.has_last().then(|| Head {
         norm,
+        input_scale,
         output,
         bias,
         scale,
@@ -145,6 +148,7 @@ struct Mixers {
     grouped: Option<AttentionBuffers>,
     latent: Option<Mla>,
     linear: Option<Linear>,
+    short: Option<ShortConv>,
     places: Places,
     eps: f32,
 }
@@ -168,10 +172,15 @@ impl Mixers {
             recipe::Mixer::Linear(shape) => Some(Linear::new(b, config, *shape, l)),
             _ => None,
         });
+        let short = mixers().find_map(|mixer| match mixer {
+            recipe::Mixer::Short(short) => Some(short.block(b)),
+            _ => None,
+        });
         Ok(Mixers {
             grouped: AttentionBuffers::declare(b, &grouped),
             latent,
             linear: linear.transpose()?,
+            short,
             places,
             eps: recipe.norms.eps,
         })
@@ -193,6 +202,7 @@ impl Mixers {
                 let linear = self.linear.as_ref().expect(DECLARED);
                 Mixer::Linear(Box::new((linear.net, linear.layer(b, l)?)))
             }
+            recipe::Mixer::Short(short) => Mixer::Short(self.short.expect(DECLARED), short.weights(b, l)?),
         })
     }
 }
@@ -210,6 +220,7 @@ impl Mixer {
             Mixer::Grouped(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
             Mixer::Latent(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
             Mixer::Linear(block) => block.0.forward(cx, batch, layer, &block.1, x, out),
+            Mixer::Short(block, w) => block.forward(cx, batch, layer, w, x, out),
         }
     }
 
@@ -218,6 +229,7 @@ impl Mixer {
             Mixer::Grouped(block) => block.0.kv,
             Mixer::Latent(block) => block.0.kv,
             Mixer::Linear(block) => return StateShape::Recurrent(block.0.state),
+            Mixer::Short(block, _) => return StateShape::Recurrent(block.state),
         };
         StateShape::Attention(kv)
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_kernels::quant::dequantise_row;
+use forebay_kernels::{MatRef, Planes};
 
 use super::blueprint::Blueprint;
 use super::declared::Declared;
@@ -37,7 +38,8 @@ impl Blueprint {
 
     /// Loads the dense weights, which are in `region`, into a backend.
     pub fn hand_over(&self, region: &Arc<Region>, backend: &mut dyn Backend) -> Result<()> {
-        let mut places = self.dense_places().0.into_iter().map(|(_, place)| place);
+        let all = self.dense_places().0;
+        let mut places = all.iter().map(|(_, place)| place.clone());
         let mut next = || places.next().expect("every range has a place");
         for declared in &self.weights {
             backend.load(match declared {
@@ -46,9 +48,7 @@ impl Blueprint {
                     rows: m.rows,
                     cols: m.cols,
                     planes: m.ranges.map(|range| region.share(range.map_or(0..0, |_| next()))),
-                    scale: m.scale.map_or(1.0, |_| {
-                        f32::from_le_bytes(region[next()].try_into().expect("a scale has four bytes"))
-                    }),
+                    scale: m.scale.map_or(1.0, |_| scale_of(&region[next()])),
                 }),
                 Declared::Vector(t, prepared) => {
                     let mut values = vec![0.0; t.elements() as usize];
@@ -56,6 +56,17 @@ impl Blueprint {
                     Weight::Vector(prepared.apply(values))
                 }
                 Declared::Constant(value, count) => Weight::Vector(vec![*value; *count]),
+                Declared::InverseColumnLengths(matrix) => {
+                    let bytes = |range: Option<ByteRange>| {
+                        let place = range.and_then(|range| all.iter().find(|(known, _)| *known == range));
+                        place.map_or(&[][..], |(_, place)| &region[place.clone()])
+                    };
+                    let [codes, scales, biases] = matrix.ranges.map(bytes);
+                    let planes = Planes { codes, scales, biases };
+                    let scale = matrix.scale.map_or(1.0, |scale| scale_of(bytes(Some(scale))));
+                    let matrix = MatRef::from_planes(matrix.encoding, matrix.rows, matrix.cols, planes);
+                    Weight::Vector(inverse_column_lengths(matrix, scale))
+                }
             })?;
         }
         Ok(())
@@ -73,4 +84,22 @@ impl Blueprint {
         let places = self.weights.iter().flat_map(Declared::ranges).map(&mut place).collect();
         (places, end)
     }
+}
+
+/// The factor of a matrix.
+fn scale_of(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes(bytes.try_into().expect("a scale has four bytes"))
+}
+
+/// The reciprocal of the length of each column of a matrix whose factor is `scale`.
+fn inverse_column_lengths(matrix: MatRef<'_>, scale: f32) -> Vec<f32> {
+    let mut squares = vec![0.0f64; matrix.cols];
+    let mut row = vec![0.0; matrix.cols];
+    for r in 0..matrix.rows {
+        matrix.dequantise_row(r, &mut row);
+        squares.iter_mut().zip(&row).for_each(|(square, &x)| *square += f64::from(x * scale).powi(2));
+    }
+    // The models' own code adds this.
+    const EPSILON: f64 = 1e-7;
+    squares.into_iter().map(|square| (1.0 / (square.sqrt() + EPSILON)) as f32).collect()
 }

@@ -157,7 +157,8 @@ impl Search<'_, '_> {
         let (both, down) = match self.b.format() {
             Format::Gguf => (self.name("ffn_gate_up_exps.weight"), self.name("ffn_down_exps.weight")),
             Format::HuggingFace | Format::Mlx => {
-                (self.name("experts.gate_up_proj"), self.name("experts.down_proj"))
+                let [both, down] = self.names.together;
+                (self.name(both), self.name(down))
             }
         };
         let Some(found) = self.b.find(&both)? else { return Ok(None) };

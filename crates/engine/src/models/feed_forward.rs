@@ -7,7 +7,7 @@ use crate::blocks::mlp::{Mlp, MlpWeights};
 use crate::blocks::moe::{Moe, MoeWeights, RouterInput, SharedExpert, SharedWeights};
 use crate::blocks::norm::Norm;
 use crate::error::Result;
-use crate::format::Key;
+use crate::format::{Format, Key};
 
 /// The feed-forward block of a layer.
 #[derive(Clone)]
@@ -41,6 +41,8 @@ pub struct Dense {
     pub activation: Activation,
     /// The names of its gate, up and down.
     pub names: [Name; 3],
+    /// The name of gate and up if folders have them in one tensor, one after the other.
+    pub together: Option<Name>,
 }
 
 impl Dense {
@@ -51,16 +53,19 @@ impl Dense {
             Name::new("ffn_up.weight", "mlp.up_proj.weight"),
             Name::new("ffn_down.weight", "mlp.down_proj.weight"),
         ];
-        Dense { inner, activation: Activation::SwiGlu, names: NAMES }
+        Dense { inner, activation: Activation::SwiGlu, names: NAMES, together: None }
     }
 
     fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<MlpWeights> {
+        let inner = self.inner;
         let [gate, up, down] = self.names.map(|name| name.of_layer(l));
-        Ok(MlpWeights {
-            gate: b.matrix(gate, self.inner, hidden)?,
-            up: b.matrix(up, self.inner, hidden)?,
-            down: b.matrix(down, hidden, self.inner)?,
-        })
+        let [gate, up] = match self.together {
+            Some(both) if b.format() != Format::Gguf => {
+                b.matrix_in_parts(both.of_layer(l), [inner; 2], hidden)?
+            }
+            _ => [b.matrix(gate, inner, hidden)?, b.matrix(up, inner, hidden)?],
+        };
+        Ok(MlpWeights { gate, up, down: b.matrix(down, hidden, inner)? })
     }
 }
 

@@ -36,7 +36,7 @@ pub const ROTATED_DIM: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
 /// Whether neighbouring channels rotate together.
 pub const ROPE_INTERLEAVED: Key = key("", &["rope_interleave"]);
 /// The epsilon of the norms.
-pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
+pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"]);
 /// The base of the rotation's frequencies.
 pub const ROPE_BASE: Key =
     key("rope.freq_base", &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"]);

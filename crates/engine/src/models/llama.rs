@@ -3,7 +3,7 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
 use crate::backend::{RopePairs, Window};
 use crate::error::Result;
 use crate::format::Format;
@@ -24,7 +24,7 @@ pub const ARCH: Arch = Arch {
 
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "block_sparse_moe.gate.weight");
 const EXPERTS: ExpertNames =
-    ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], fused: Fused::Stacked };
+    ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], ..ExpertNames::USUAL };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     // Mistral's first models have a window in all layers. GGUF files do not mention it.

@@ -4,7 +4,7 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
 use crate::error::Result;
 
 /// The family's entry in the registry.
@@ -14,7 +14,7 @@ pub const ARCH: Arch =
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "block_sparse_moe.gate.weight");
 const CORRECTION: Name = Name::new("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias");
 const EXPERTS: ExpertNames =
-    ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], fused: Fused::Stacked };
+    ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], ..ExpertNames::USUAL };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     let attention = Grouped { qk_norm: QkNorm::Projection, ..Grouped::read_partial(config)? };

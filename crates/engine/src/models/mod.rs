@@ -3,6 +3,7 @@
 
 mod afmoe;
 mod attention;
+mod bailing_moe;
 mod blueprint;
 mod config;
 mod declared;
@@ -17,10 +18,12 @@ mod feed_forward;
 mod gemma4;
 mod glm4moe;
 mod gpt_oss;
+mod granite;
 mod hunyuan_moe;
 mod hy_v3;
 pub mod keys;
 mod latent;
+mod lfm2moe;
 mod linear;
 mod llama;
 mod minimax_m2;
@@ -37,6 +40,8 @@ mod qwen3;
 mod qwen35moe;
 mod qwen3moe;
 mod recipe;
+mod short_conv;
+mod smallthinker;
 mod span;
 mod split;
 pub mod unread;
@@ -81,6 +86,12 @@ pub const ARCHS: &[Arch] = &[
     qwen35moe::DENSE,
     qwen3moe::VL,
     gemma4::ARCH,
+    lfm2moe::ARCH,
+    granite::ARCH,
+    granite::DENSE,
+    bailing_moe::ARCH,
+    bailing_moe::V2,
+    smallthinker::ARCH,
 ];
 
 /// A family's entry in the registry.

@@ -53,6 +53,8 @@ pub struct ExpertNames {
     pub module: &'static str,
     /// Gate, up and down of one expert, if each expert has its own tensors: `experts.7.gate_proj.weight`.
     pub parts: [&'static str; 3],
+    /// Gate with up, and down, of all experts, if gate and up are one tensor.
+    pub together: [&'static str; 2],
     /// The layout of gate and up if they are one tensor.
     pub fused: Fused,
 }
@@ -84,6 +86,10 @@ pub enum Fused {
 
 impl ExpertNames {
     /// The usual names.
-    pub const USUAL: ExpertNames =
-        ExpertNames { module: "mlp", parts: ["gate_proj", "up_proj", "down_proj"], fused: Fused::Stacked };
+    pub const USUAL: ExpertNames = ExpertNames {
+        module: "mlp",
+        parts: ["gate_proj", "up_proj", "down_proj"],
+        together: ["experts.gate_up_proj", "experts.down_proj"],
+        fused: Fused::Stacked,
+    };
 }

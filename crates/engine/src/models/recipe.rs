@@ -3,6 +3,7 @@
 use super::attention::Grouped;
 use super::feed_forward::FeedForward;
 use super::latent::Latent;
+use super::short_conv::Short;
 use super::{Builder, Config, Name, keys};
 use crate::backend::{DeltaShape, Vector};
 use crate::blocks::norm::{Norm, NormKind};
@@ -14,10 +15,14 @@ pub struct Recipe {
     pub layers: Vec<LayerRecipe>,
     /// The norms of all layers, and the last one.
     pub norms: Norms,
+    /// The name of the embeddings.
+    pub embed: Name,
     /// The name of the last norm.
     pub output_norm: Name,
     /// The name of the bias of logits, if they have one.
     pub output_bias: Option<Name>,
+    /// Whether every column of the output matrix is divided by its length.
+    pub normalises_output: bool,
     /// A factor of the embeddings.
     pub embedding_scale: Option<f32>,
     /// A factor of the logits.
@@ -37,8 +42,10 @@ impl Recipe {
         Ok(Recipe {
             layers,
             norms: Norms::rms(config.float(keys::NORM_EPS)?),
+            embed: Name::new("token_embd.weight", "model.embed_tokens.weight"),
             output_norm: Name::new("output_norm.weight", "model.norm.weight"),
             output_bias: None,
+            normalises_output: false,
             embedding_scale: None,
             logit_scale: None,
             softcap: None,
@@ -134,6 +141,8 @@ pub enum Mixer {
     Latent(Latent),
     /// Linear attention by the delta rule.
     Linear(DeltaShape),
+    /// A gated short convolution.
+    Short(Short),
 }
 
 impl From<Grouped> for Mixer {
@@ -151,6 +160,12 @@ impl From<Latent> for Mixer {
 impl From<DeltaShape> for Mixer {
     fn from(shape: DeltaShape) -> Mixer {
         Mixer::Linear(shape)
+    }
+}
+
+impl From<Short> for Mixer {
+    fn from(short: Short) -> Mixer {
+        Mixer::Short(short)
     }
 }
 

@@ -164,6 +164,69 @@ pub const FAMILIES: &[Family] = &[
             leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
         ..PLAIN
     },
+    Family {
+        name: "lfm2moe",
+        model: "LFM2-8B-A1B",
+        settings: "block_count=24 context_length=128000 embedding_length=2048 feed_forward_length=7168
+            attention.head_count=32 attention.head_count_kv=0,0,8,0,0,0,8,0,0,0,8,0,0,0,8,0,0,0,8,0,0,8,0,0
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e6 shortconv.l_cache=3
+            expert_count=32 expert_used_count=4 expert_feed_forward_length=1792
+            leading_dense_block_count=2 expert_gating_func=2",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "granitemoe",
+        model: "Granite-3.1-3B-A800M",
+        settings: "block_count=32 context_length=131072 embedding_length=1536 feed_forward_length=512
+            attention.head_count=24 attention.head_count_kv=8 rope.dimension_count=64
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1.5e6
+            attention.scale=0.015625 embedding_scale=12.0 residual_scale=0.22 logit_scale=6.0
+            expert_count=40 expert_used_count=8",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "granite",
+        model: "Granite-3.3-8B",
+        settings: "block_count=40 context_length=131072 embedding_length=4096 feed_forward_length=12800
+            attention.head_count=32 attention.head_count_kv=8 rope.dimension_count=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=1e7
+            attention.scale=0.0078125 embedding_scale=12.0 residual_scale=0.22 logit_scale=16.0",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "bailingmoe",
+        model: "Ling-lite",
+        settings: "block_count=28 context_length=16384 embedding_length=2048 feed_forward_length=5632
+            attention.head_count=16 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=6e5 rope.dimension_count=128
+            expert_count=64 expert_used_count=6 expert_feed_forward_length=1408 expert_shared_count=2
+            leading_dense_block_count=0 expert_weights_norm=true expert_weights_scale=1.0",
+        ..PLAIN
+    },
+    Family {
+        name: "bailingmoe2",
+        model: "Ling-mini-2.0",
+        settings: "block_count=20 context_length=32768 embedding_length=2048 feed_forward_length=5120
+            attention.head_count=16 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=6e5 rope.dimension_count=64
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=512 expert_shared_count=1
+            expert_shared_feed_forward_length=512 expert_group_count=8 expert_group_used_count=4
+            leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
+        optional: &["output.weight", "attn_q_norm.weight", "attn_qkv.weight", "exp_probs_b.bias"],
+        ..PLAIN
+    },
+    Family {
+        name: "smallthinker",
+        model: "SmallThinker-21B-A3B",
+        settings: "block_count=52 context_length=16384 embedding_length=2560 feed_forward_length=768
+            attention.head_count=28 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1.5e6 attention.sliding_window=4096
+            expert_count=64 expert_used_count=6 expert_feed_forward_length=768 expert_gating_func=2",
+        ..PLAIN
+    },
 ];
 
 /// The settings of one model, in order; the keys are without the family's name.
@@ -340,6 +403,12 @@ mod tests {
             ("gpt-oss", 19.7),
             ("deepseek2", 15.3),
             ("dots1", 141.5),
+            ("lfm2moe", 8.2),
+            ("granitemoe", 3.22),
+            ("granite", 7.97),
+            ("bailingmoe", 16.3),
+            ("bailingmoe2", 15.6),
+            ("smallthinker", 20.7),
         ];
         for (name, size) in sizes {
             let family = FAMILIES.iter().find(|family| family.name == name).unwrap();

@@ -24,7 +24,7 @@ pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetenso
 
 /// Models with unusual features, each a folder.
 pub const PECULIAR: &[&str] =
-    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha"];
+    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha", "bailingmoe-head", "smallthinker-softmax"];
 
 /// Every tiny model, and the name of the logits that another program computed.
 pub fn tiny_models() -> Vec<(PathBuf, String)> {
@@ -62,6 +62,11 @@ pub const MIXTURES: &[&str] = &[
     "solar_open",
     "qwen3_vl_moe",
     "mistral4",
+    "lfm2_moe",
+    "granitemoe",
+    "bailingmoe",
+    "bailingmoe2",
+    "smallthinker",
 ];
 pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral"];
 
@@ -69,7 +74,7 @@ pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "mi
 const LACKING: &[&str] = &["mistral"];
 
 /// One of these for each kind of state that layers keep.
-pub const KEEPING: [&str; 4] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3"];
+pub const KEEPING: [&str; 5] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {

@@ -19,6 +19,7 @@ const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen3_5", None),
     ("mistral4", None),
     ("gemma4", None),
+    ("lfm2_moe", None),
 ];
 
 /// The GGUF file and the folder of each family, with the reference, which a file that lacks settings follows only at

@@ -1,4 +1,4 @@
-//! Linear attention by the gated delta rule: a convolution per channel, gates, and one step of the recurrence.
+//! A convolution per channel, and linear attention by the gated delta rule: gates, and one step of the recurrence.
 
 use super::dot;
 use crate::math::{exp, sigmoid, silu, softplus};
@@ -16,8 +16,7 @@ pub struct Tap<'a> {
     pub x: &'a [f32],
 }
 
-/// One position of a separate convolution per channel, from the farthest tap to the nearest, with the activation: `out
-/// = SiLU(Σ w · x)`.
+/// One position of a separate convolution per channel, from the farthest tap to the nearest: `out = Σ w · x`.
 #[inline(always)]
 pub fn convolve(taps: &[Tap<'_>], out: &mut [f32]) {
     out.fill(0.0);
@@ -27,8 +26,13 @@ pub fn convolve(taps: &[Tap<'_>], out: &mut [f32]) {
             *out = w.mul_add(*x, *out);
         }
     }
-    for out in out {
-        *out = silu(*out);
+}
+
+/// `x = SiLU(x)`
+#[inline(always)]
+pub fn activate_silu(x: &mut [f32]) {
+    for x in x {
+        *x = silu(*x);
     }
 }
 

@@ -12,7 +12,7 @@ mod delta;
 use half::f16;
 
 pub use activation::{Activation, Gate, activate, gate, softcap};
-pub use delta::{DeltaStep, STATE_COLUMNS, Tap, convolve, delta_gates, delta_step, l2_norm};
+pub use delta::{DeltaStep, STATE_COLUMNS, Tap, activate_silu, convolve, delta_gates, delta_step, l2_norm};
 
 use crate::encoding::{Encoding, MXFP4_GROUP};
 use crate::math::exp;

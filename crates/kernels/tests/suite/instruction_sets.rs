@@ -2,8 +2,8 @@
 
 use forebay_kernels::scalar::{AttentionStep, KvRef, RopePairs, RunningSoftmax};
 use forebay_kernels::{
-    Activation, DType, DeltaStep, Encoding, Gate, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows, STATE_COLUMNS, Tap,
-    TileMut, Tiles,
+    Activation, DType, DeltaStep, Encoding, Gate, Isa, KEY_BLOCK, Kernels, MatRef, Planes, Q8Panel, Rows,
+    STATE_COLUMNS, Tap, TileMut, Tiles,
 };
 use forebay_testing::assert_same_bits;
 use half::f16;
@@ -440,6 +440,7 @@ fn everything_element_by_element_has_the_scalar_bits() {
             check("softcap", &|k, v| (k.softcap)(v, 0.7));
             check("l2_norm", &|k, v| (k.l2_norm)(v, 1e-6, 0.37));
             check("convolve", &|k, v| (k.convolve)(&[Tap { w: &x, x: &y }, Tap { w: &y, x: &y }], v));
+            check("activate_silu", &|k, v| (k.activate_silu)(v));
             check("delta_gates", &|k, v| {
                 let mut b = y.clone();
                 (k.delta_gates)(v, &mut b, &y, &x);

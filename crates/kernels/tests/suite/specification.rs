@@ -340,17 +340,18 @@ fn a_layer_norm_subtracts_the_mean_first() {
 }
 
 #[test]
-fn a_convolution_adds_up_its_taps_and_activates() {
+fn a_convolution_adds_up_its_taps_before_it_is_activated() {
     let mut random = Random(11);
     let (w, x) = (random.normals(4 * 50), random.normals(4 * 50));
     let taps: Vec<Tap<'_>> = w.chunks(50).zip(x.chunks(50)).map(|(w, x)| Tap { w, x }).collect();
     let mut out = vec![f32::NAN; 50];
     scalar::convolve(&taps, &mut out);
-    let expected: Vec<f64> = (0..50)
-        .map(|c| taps.iter().map(|tap| f64::from(tap.w[c]) * f64::from(tap.x[c])).sum::<f64>())
-        .map(|sum| sum / (1.0 + (-sum).exp()))
-        .collect();
+    let sum = |c: usize| taps.iter().map(|tap| f64::from(tap.w[c]) * f64::from(tap.x[c])).sum::<f64>();
+    let expected: Vec<f64> = (0..50).map(sum).collect();
     assert!(relative_error(&out, &expected) < 1e-6);
+    scalar::activate_silu(&mut out);
+    let activated: Vec<f64> = expected.iter().map(|sum| sum / (1.0 + (-sum).exp())).collect();
+    assert!(relative_error(&out, &activated) < 1e-6);
 }
 
 #[test]

@@ -13,19 +13,24 @@ use forebay_kernels::{Encoding, Grain, Kernels, MatRef, Pool, Q8Panel, RopePairs
 use smallvec::SmallVec;
 
 use super::attend::{GroupedHeads, QUERY_TILE, heads_at_once};
+use super::convolution::{Filters, Inputs};
 use super::delta::{DeltaLayer, Stretch};
 use super::kv::{CpuKv, KvType};
-use super::recurrent::CpuRecurrent;
+use super::recurrent::{CpuRecurrent, advance_batch};
 use super::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, DeltaRule, Gate, HeadMatrices, HostMatrix,
-    LayerState, Matrix, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight,
-    rank,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices,
+    HostMatrix, LayerState, Matrix, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape,
+    Vector, Weight, rank,
 };
 use crate::TokenId;
 use crate::error::{Error, Result};
 use experts::bucket_tiles;
 
 pub use experts::ExpertWeights;
+
+/// Channels of a convolution that one piece of work computes: enough for hardware prefetching, few enough to keep all
+/// threads busy.
+const CHANNELS_TOGETHER: usize = 256;
 
 /// The precision of products with quantised weights.
 ///
@@ -313,34 +318,36 @@ impl Backend for CpuBackend {
         let filters = &self.vectors[d.filters.0];
         let layer = DeltaLayer { kernels: self.kernels, pool: &self.pool, shape: d.shape, filters };
         let qkv = self.get(d.qkv);
-        for sequence in batch.sequences.iter_mut() {
-            let mut start = sequence.state.len();
-            let (state, marks) = sequence.state.layer(d.layer);
-            let state = state
-                .as_any_mut()
-                .downcast_mut::<CpuRecurrent>()
-                .expect("the state was made by this backend");
-            let mut row = sequence.rows.start;
-            let (mut before, to) = state.advance_floats(start, start + sequence.rows.len(), marks)?;
-            for (end, after) in to {
-                let rows = row..row + end - start;
-                let of = |buf: Buf| rows.start * buf.width..rows.end * buf.width;
-                let stretch = Stretch {
-                    start,
-                    qkv: &qkv[of(d.qkv)],
-                    keep: &keep[of(d.a)],
-                    correct: &correct[of(d.b)],
-                    convolved: &mut convolved[of(d.convolved)],
-                    out: &mut out[of(d.out)],
-                };
-                layer.advance(stretch, before, after);
-                before = Some(after);
-                (start, row) = (end, rows.end);
-            }
-        }
+        advance_batch(batch, d.layer, |start, rows, before, after| {
+            let of = |buf: Buf| rows.start * buf.width..rows.end * buf.width;
+            let stretch = Stretch {
+                start,
+                qkv: &qkv[of(d.qkv)],
+                keep: &keep[of(d.a)],
+                correct: &correct[of(d.b)],
+                convolved: &mut convolved[of(d.convolved)],
+                out: &mut out[of(d.out)],
+            };
+            layer.advance(stretch, before, after);
+        })?;
         for (buf, data) in [(d.a, keep), (d.b, correct), (d.convolved, convolved), (d.out, out)] {
             self.put(buf, data);
         }
+        Ok(())
+    }
+
+    fn convolve(&mut self, c: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        let mut out = self.take(c.out);
+        let weights = &self.vectors[c.filters.0];
+        let filters =
+            Filters { kernels: self.kernels, pool: &self.pool, weights, together: CHANNELS_TOGETHER };
+        let x = self.get(c.x);
+        advance_batch(batch, c.layer, |start, rows, before, after| {
+            let of = rows.start * c.x.width..rows.end * c.x.width;
+            let rows = Rows::new(&x[of.clone()], c.x.width);
+            filters.convolve(&Inputs { start, rows, before }, &mut out[of], after, |_, _| {});
+        })?;
+        self.put(c.out, out);
         Ok(())
     }
 
