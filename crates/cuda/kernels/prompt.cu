@@ -20,7 +20,6 @@ struct PromptArgs {
     const float* sinks; // [q_heads], or null
     const Tokens* tokens;
     u32 q_heads;
-    u32 window; // positions a query sees, or 0 for all
     float scale;
 };
 
@@ -59,7 +58,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
         head[i] = kv_head * group + query % group;
         row[i] = tokens.row + token;
         end[i] = first + token + 1;
-        start[i] = a.window && end[i] > a.window ? end[i] - a.window : 0;
+        start[i] = a.kv.start(end[i]);
         const float* from = a.q + ((u64)row[i] * a.q_heads + head[i]) * DIM + lane % 4 * 2;
 #pragma unroll
         for (int step = 0; step < DIM / 16; step++) {
@@ -72,8 +71,7 @@ template <int DIM> __device__ inline void attend(const PromptArgs& a) {
     float max[2] = {-INFINITE, -INFINITE}, sum[2] = {0, 0};
     float out[DIM / 8][4] = {};
 
-    u32 seen_first = a.window && first + 1 > a.window ? first + 1 - a.window : 0;
-    for (u32 page = seen_first / PAGE; page <= last / PAGE; page++) {
+    for (u32 page = a.kv.start(first + 1) / PAGE; page <= last / PAGE; page++) {
         const u16* from = (const u16*)pages[page] + (u64)kv_head * PAGE * DIM;
         const u16* values_from = from + (u64)a.kv.heads * PAGE * DIM;
         __syncthreads();
