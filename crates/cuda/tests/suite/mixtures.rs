@@ -83,8 +83,8 @@ fn store(case: &Case, classes: &mut Option<SlotClasses>) -> Arc<ExpertStore> {
     Arc::new(ExpertStore::over(drive, layers, classes, &options).unwrap())
 }
 
-/// The experts' input, what the router reads, three buffers of experts, logits, and the sum.
-const WIDTHS: [usize; 7] = [WIDTH, WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, EXPERTS, WIDTH];
+/// The input, what the router reads, the weighed input, three buffers of experts, logits, and the sum.
+const WIDTHS: [usize; 8] = [WIDTH, WIDTH, WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, EXPERTS, WIDTH];
 
 fn load(builder: &mut dyn ExecutorBuilder) {
     let floats = Encoding::Blocks(DType::F32);
@@ -96,7 +96,7 @@ fn load(builder: &mut dyn ExecutorBuilder) {
 
 /// The mixture of some rows.
 fn mixed(executor: &mut dyn ExpertExecutor, case: &Case, rows: usize) -> Vec<f32> {
-    let [x, input, gate, up, each, logits, out] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
+    let [x, input, weighed, gate, up, each, logits, out] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
     let router = Router {
         experts: EXPERTS,
         top_k: TOP_K,
@@ -115,18 +115,18 @@ fn mixed(executor: &mut dyn ExpertExecutor, case: &Case, rows: usize) -> Vec<f32
     b.embed(Matrix::nth(0), &tokens(MOST_ROWS), input).unwrap();
     if case.early {
         weights.logits(b, input, logits).unwrap();
-        b.weigh_by_best(x, logits, x).unwrap();
+        b.weigh_by_best(x, logits, weighed).unwrap();
     }
     let mixture = Mixture {
         router: &router,
         weights,
         next: None,
-        input: if case.early { x } else { input },
+        input,
         logits,
         ready: case.early,
         experts: Experts {
             layer: LayerIdx(0),
-            buffers: ExpertBuffers { x, gate, up, out: each },
+            buffers: ExpertBuffers { x: if case.early { weighed } else { x }, gate, up, out: each },
             activation: case.activation,
             biases: None,
             scales: [None; 3],
