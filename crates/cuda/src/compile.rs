@@ -81,7 +81,7 @@ kernels! {
     "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "step": attend_step, attend_step_128;
-    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
+    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128, attend_prompt_192_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
     "arrange": arrange, fetch, put_rows;

@@ -163,11 +163,12 @@ impl CudaBackend {
         let args = kv.clone().at(self.at(a.k)).at(self.at(a.v));
         self.record(kernels.append, Shape::new([self.rows, 1, 1], 512), args)?;
 
-        let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
-        let prompt = match key_dim {
-            32 => Some(kernels.attend_prompt_32),
-            64 => Some(kernels.attend_prompt_64),
-            128 => Some(kernels.attend_prompt_128),
+        let plain = !single && !latent && q_heads / heads <= PROMPT_QUERIES;
+        let prompt = match (key_dim, value_dim) {
+            (32, 32) => Some(kernels.attend_prompt_32),
+            (64, 64) => Some(kernels.attend_prompt_64),
+            (128, 128) => Some(kernels.attend_prompt_128),
+            (192, 128) => Some(kernels.attend_prompt_192_128),
             _ => None,
         };
         let rows_each = self.rows / batch.sequences.len();
