@@ -243,6 +243,9 @@ EMULATOR size_t emulatorPeak() {
 
 // The driver and its device.
 
+// The most shared memory that a block may ask for.
+static int most_shared() { return (int)option("EMULATOR_SHARED", MOST_SHARED); }
+
 API cuInit(unsigned) {
     std::lock_guard<std::recursive_mutex> lock(everything);
     if (!initialised) {
@@ -296,8 +299,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     case 39: *value = 2048; break;                    // threads of a multiprocessor
     case 75: *value = 9; break;                       // capability
     case 76: *value = 0; break;
-    case 81: *value = MOST_SHARED + 1024; break;      // shared memory of a multiprocessor
-    case 97: *value = MOST_SHARED; break;             // shared memory that a block may ask for
+    case 81: *value = most_shared() + 1024; break;    // shared memory of a multiprocessor
+    case 97: *value = most_shared(); break;           // shared memory that a block may ask for
     default: *value = 0;
     }
     return SUCCESS;
@@ -570,7 +573,7 @@ API cuFuncSetAttribute(Function* handle, int attribute, int value) {
     ENTER_CONTEXT
     if (!functions.count(handle)) return INVALID_HANDLE;
     if (attribute != 8) return SUCCESS;
-    if (value < 0 || value > (int)MOST_SHARED) return INVALID_VALUE;
+    if (value < 0 || value > most_shared()) return INVALID_VALUE;
     handle->most_dynamic = value;
     return SUCCESS;
 }

@@ -48,7 +48,7 @@ struct AttendArgs {
     float* partial;     // [splits, rows, q_heads, value_dim + 2], if there are several: out, max, sum
     const float* sinks; // [q_heads], or null
     u32 q_heads, rows, splits;
-    u32 window; // positions a query sees, or 0 for all
+    u32 staged; // whether values are loaded to shared memory
     float scale;
 };
 
@@ -76,13 +76,13 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
     u32 stride = key_bytes(key_dim, sizeof(T));
     u8* keys = shared;
     T* values = (T*)(shared + KEYS * stride);
-    float* queries = (float*)(values + (a.kv.latent ? 0 : KEYS * value_dim));
+    float* queries = (float*)(values + (a.staged ? KEYS * value_dim : 0));
     float* query = queries + warp * key_dim;
     const float* raw_query = a.q + ((u64)row * a.q_heads + head) * key_dim;
     for (u32 i = lane; i < key_dim; i += WARP) query[i] = raw_query[i];
 
     u32 end = a.kv.position[row] + 1;
-    u32 start = a.window && end > a.window ? end - a.window : 0;
+    u32 start = a.kv.start(end);
     // Splits are whole tiles.
     u32 first_tile = start / KEYS, tiles = (end + KEYS - 1) / KEYS - first_tile;
     u32 share = (tiles + a.splits - 1) / a.splits;
@@ -108,8 +108,8 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
             for (u32 i = threadIdx.x; i < KEYS * key_dim; i += THREADS)
                 *(T*)(keys + i / key_dim * stride + i % key_dim * sizeof(T)) = k[i];
         }
-        if (!a.kv.latent) {
-            const T* v = page + (u64)a.kv.heads * PAGE * key_dim + (u64)(kv_head * PAGE + position % PAGE) * value_dim;
+        const T* v = page + (u64)a.kv.heads * PAGE * key_dim + (u64)(kv_head * PAGE + position % PAGE) * value_dim;
+        if (a.staged) {
             if (value_dim * sizeof(T) % 16 == 0) {
                 u32 chunks = KEYS * value_dim * sizeof(T) / 16;
 #pragma unroll 4
@@ -155,7 +155,7 @@ template <class T> __device__ inline void attend(const AttendArgs& a) {
             float pj = __shfl_sync(ALL_LANES, p, j);
             // Memory beyond the last position is uninitialised.
             if (pj == 0) continue;
-            const T* value = a.kv.latent ? (const T*)(keys + j * stride) + own : values + j * value_dim;
+            const T* value = a.kv.latent ? (const T*)(keys + j * stride) + own : (a.staged ? values : v) + j * value_dim;
 #pragma unroll
             for (int i = 0; i < MOST_VALUES; i++)
                 if (32 * i < value_dim && 32 * i + lane < value_dim)

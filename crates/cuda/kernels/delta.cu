@@ -24,8 +24,7 @@ extern "C" __global__ void delta_gates(const GatesArgs g) {
     if (i >= g.count) return;
     u32 head = i % g.heads;
     float x = g.a[i] + g.biases[head];
-    float softplus = x > 20 ? x : log1pf(expf(x));
-    g.a[i] = expf(g.rates[head] * softplus);
+    g.a[i] = expf(g.rates[head] * softplus(x));
     g.b[i] = sigmoid(g.b[i]);
 }
 

@@ -16,8 +16,8 @@ struct FewArgs {
     const Tile* tiles;  // of experts
     const u32* tile_count;
     const u32* sources; // [rows of the output] the row of x that each reads, or null for its own
-    float alpha, limit; // of the clamped activation; a limit of 0 means no limit
-    Mat next;           // the matrix of the same tiles' next product, and how many tiles prefetch it
+    Activation activation; // if gated
+    Mat next;              // the matrix of the same tiles' next product, and how many tiles prefetch it
     u32 ahead;
 };
 
@@ -90,7 +90,7 @@ template <int TILES, bool GATED> __device__ inline void few(const FewArgs& a) {
                 float value = fmaf(sum[tile][i], powers[token], bias ? bias[at] : 0);
                 if (GATED) {
                     float up = fmaf(sum[tile][i + 2], powers[token], a.bias[1] ? a.bias[1][at] : 0);
-                    value = activate(value, up, a.alpha, a.limit);
+                    value = activate(value, up, a.activation);
                 }
                 a.out[which.number][y * a.width[which.number] + r] = value;
             }

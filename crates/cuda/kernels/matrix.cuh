@@ -247,12 +247,32 @@ __device__ inline float block_max(float x) {
 
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float silu(float x) { return x * sigmoid(x); }
+__device__ inline float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-// Combines an expert's gate and up. A limit of 0 means no limit.
-__device__ inline float activate(float gate, float up, float alpha, float limit) {
-    if (limit == 0) return silu(gate) * up;
-    gate = gate > limit ? limit : gate;
-    return (fminf(fmaxf(up, -limit), limit) + 1) * (gate * sigmoid(alpha * gate));
+// How a feed-forward block combines its gate and up. The order is that of `put_activation` in products.rs.
+enum ActivationKind { SWIGLU, CLAMPED, CLIPPED_BEFORE, CLIPPED_AFTER, GEGLU, REGLU };
+
+struct Activation {
+    u32 kind;
+    float alpha, limit; // of the kinds that have them
+};
+
+// Unlike fminf and fmaxf, these keep a NaN.
+__device__ inline float at_most(float x, float limit) { return x > limit ? limit : x; }
+__device__ inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+
+// With the approximation by a hyperbolic tangent: (1 + tanh(y)) / 2 is the sigmoid of 2y.
+__device__ inline float gelu(float x) { return x * sigmoid(1.5957691f * fmaf(0.044715f * x * x, x, x)); }
+
+__device__ inline float activate(float gate, float up, const Activation& a) {
+    // Most models have this one.
+    if (a.kind == SWIGLU) return silu(gate) * up;
+    if (a.kind == GEGLU) return gelu(gate) * up;
+    if (a.kind == REGLU) return (gate < 0 ? 0 : gate) * up;
+    up = within(up, a.limit);
+    if (a.kind == CLIPPED_AFTER) return at_most(silu(gate), a.limit) * up;
+    gate = at_most(gate, a.limit);
+    return a.kind == CLIPPED_BEFORE ? silu(gate) * up : (up + 1) * (gate * sigmoid(a.alpha * gate));
 }
 
 // A norm of activations before they are multiplied, and what is added to them first.

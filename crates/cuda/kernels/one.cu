@@ -120,7 +120,7 @@ __device__ inline void gate_up_of_one(const GateUpArgs& a) {
         float gate = a.gate_bias ? a.gate_bias[at] : 0, up = a.up_bias ? a.up_bias[at] : 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part++) gate += from[8 * part], up += from[8 * (WARPS + part)];
-        a.out[(u64)y * m.rows + r] = activate(gate, up, a.alpha, a.limit);
+        a.out[(u64)y * m.rows + r] = activate(gate, up, a.activation);
     }
 }
 

@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(VECTOR_THREADS, 2) gate_up(const Ga
         if (threadIdx.x % WARP || row >= m.rows) return;
         u64 at = (u64)expert * m.rows + row;
         float gate = sum[0] + (a.gate_bias ? a.gate_bias[at] : 0), up = sum[1] + (a.up_bias ? a.up_bias[at] : 0);
-        a.out[(u64)y * m.rows + row] = activate(gate, up, a.alpha, a.limit);
+        a.out[(u64)y * m.rows + row] = activate(gate, up, a.activation);
     };
 #define BODY(KIND) pass<KIND, 2>(m, 0, m.cols, a.turns, find, prepare, from_start, done)
     WITH_KIND(m.kind, BODY)

@@ -7,6 +7,7 @@
 struct RouteArgs {
     const float* logits;     // [rows, experts]
     const float* correction; // [experts], or null
+    const float* factors;    // [experts] of the final weights, or null
     u32* experts;            // [rows, top_k] the best first
     float* weights;          // [rows, top_k]
     u32* told;               // [rows, 1 + 2 * top_k] the same again, in RAM, or null
@@ -16,6 +17,7 @@ struct RouteArgs {
     u32 used;       // groups that are chosen
     u32 best_two;   // whether a group is valued by its two best experts instead of one
     u32 normalise;
+    float epsilon; // added to the sum that weights are divided by
     float scale;
     u32 turn; // written before a reported row when the row is complete
 };
@@ -104,10 +106,11 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
         if (lane == 0) chosen[k] = expert;
     });
     __syncwarp();
-    float factor = a.normalise ? 1 / sum : 1;
+    float divisor = a.normalise ? sum + a.epsilon : 1;
     u32* told = a.told ? a.told + row * (1 + 2 * a.top_k) : nullptr;
     for (u32 k = lane; k < a.top_k; k += WARP) {
-        float weight = score[chosen[k]] * factor * a.scale;
+        float weight = score[chosen[k]] / divisor * a.scale;
+        if (a.factors) weight *= a.factors[chosen[k]];
         a.experts[row * a.top_k + k] = chosen[k];
         a.weights[row * a.top_k + k] = weight;
         if (told) told[1 + k] = chosen[k], ((float*)told)[1 + a.top_k + k] = weight;

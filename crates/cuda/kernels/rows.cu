@@ -45,6 +45,27 @@ extern "C" __global__ void rms_norm(const NormArgs a) {
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) a.out[at + i] = x[i] * scale * a.w[i];
 }
 
+struct LayerNormArgs {
+    const float* x;
+    const float* w;
+    float* out;
+    u32 width;
+    float eps;
+};
+
+// out = (x - mean) / sqrt(variance + eps) * w, over rows; one block each.
+extern "C" __global__ void layer_norm(const LayerNormArgs a) {
+    await_previous();
+    const float* x = a.x + (u64)blockIdx.x * a.width;
+    float sum = 0, squares = 0;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) sum += x[i];
+    float mean = block_sum(sum) / a.width;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) squares = fmaf(x[i] - mean, x[i] - mean, squares);
+    float scale = 1 / sqrtf(block_sum(squares) / a.width + a.eps);
+    float* out = a.out + (u64)blockIdx.x * a.width;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) out[i] = (x[i] - mean) * scale * a.w[i];
+}
+
 struct PairArgs {
     float* x;
     const float* y;
@@ -66,36 +87,89 @@ extern "C" __global__ void add_bias(const PairArgs a) {
     if (i < a.count) a.x[i] += a.y[i % a.width];
 }
 
-extern "C" __global__ void swiglu(const PairArgs a) {
+// x[t] *= y, which has a number for each of a row, or one for all.
+extern "C" __global__ void scale(const PairArgs a) {
     await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < a.count) a.x[i] = silu(a.x[i]) * a.y[i];
+    if (i < a.count) a.x[i] *= a.y[a.other == 1 ? 0 : i % a.width];
 }
 
-// x *= sigmoid(y). A row of y has `other` numbers, and each applies to width / other numbers of x.
-extern "C" __global__ void sigmoid_gate(const PairArgs a) {
+// The order is that of `gate` in mod.rs.
+enum GateKind { SIGMOID, SOFTPLUS, FACTOR };
+
+struct GateArgs {
+    PairArgs pair;
+    u32 kind;
+};
+
+// x *= function(y). A row of y has `other` numbers, and each applies to width / other numbers of x.
+extern "C" __global__ void gate(const GateArgs a) {
     await_previous();
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < a.count) a.x[i] *= sigmoid(a.y[i / (a.width / a.other)]);
+    if (i >= a.pair.count) return;
+    float y = a.pair.y[i / (a.pair.width / a.pair.other)];
+    a.pair.x[i] *= a.kind == SIGMOID ? sigmoid(y) : a.kind == SOFTPLUS ? softplus(y) : y;
 }
 
 struct ActivateArgs {
+    PairArgs pair;
+    Activation activation;
+};
+
+// x = activation(x, y)
+extern "C" __global__ void activate_all(const ActivateArgs a) {
+    await_previous();
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.pair.count) a.pair.x[i] = activate(a.pair.x[i], a.pair.y[i], a.activation);
+}
+
+struct CapArgs {
+    float* x;
+    u64 count;
+    float cap;
+};
+
+// x = cap * tanh(x / cap)
+extern "C" __global__ void softcap(const CapArgs a) {
+    await_previous();
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.x[i] = a.cap * tanhf(a.x[i] / a.cap);
+}
+
+struct WeighArgs {
+    const float* x;      // [rows, width]
+    const float* logits; // [rows, experts]
+    float* out;          // [rows, width]
+    u32 width, experts;
+};
+
+// out[t] = x[t] * sigmoid(max(logits[t])); one block per row.
+extern "C" __global__ void weigh_by_best(const WeighArgs a) {
+    await_previous();
+    u64 row = blockIdx.x;
+    float best = -INFINITE;
+    for (u32 i = threadIdx.x; i < a.experts; i += blockDim.x) best = fmaxf(best, a.logits[row * a.experts + i]);
+    float factor = sigmoid(block_max(best));
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) a.out[row * a.width + i] = a.x[row * a.width + i] * factor;
+}
+
+struct ActivateRowsArgs {
     float* gate; // [rows, width]
     const float* up;
     u32 width;
-    float alpha, limit;
+    Activation activation;
     const u32* experts; // of each row
     const u64* slots;   // [experts] the address of each expert's slot, 0 if it has none
 };
 
 // gate = activation(gate, up), in the rows whose expert has a slot; one block per row.
-extern "C" __global__ void activate_rows(const ActivateArgs a) {
+extern "C" __global__ void activate_rows(const ActivateRowsArgs a) {
     await_previous();
     u64 row = blockIdx.x;
     if (!a.slots[a.experts[row]]) return;
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
         u64 at = row * a.width + i;
-        a.gate[at] = activate(a.gate[at], a.up[at], a.alpha, a.limit);
+        a.gate[at] = activate(a.gate[at], a.up[at], a.activation);
     }
 }
 
@@ -216,13 +290,13 @@ extern "C" __global__ void pick(const PickArgs a) {
 }
 
 struct CopyArgs {
-    const uint4* from;
-    uint4* to;
+    const float* from;
+    float* to;
     u64 count;
 };
 
 extern "C" __global__ void copy(const CopyArgs a) {
     await_previous();
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (u64)gridDim.x * blockDim.x)
-        a.to[i] = a.from[i];
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) a.to[i] = a.from[i];
 }

@@ -34,7 +34,6 @@ struct StepArgs {
     float* partial;      // [splits, rows, q_heads, value_dim + 2], if there are several: out, max, sum
     u32* arrived;        // [rows, blocks of heads] counters
     u32 q_heads, rows, splits;
-    u32 window; // positions a query sees, or 0 for all
     u32 half, interleaved;
     float scale, eps;
 };
@@ -303,7 +302,7 @@ template <u32 DIM> __device__ inline void attend(const StepArgs& a) {
     Place p = place_in(shared, key_dim, value_dim);
 
     // A split consists of whole chunks.
-    u32 end = a.kv.position[row] + 1, start = a.window && end > a.window ? end - a.window : 0;
+    u32 end = a.kv.position[row] + 1, start = a.kv.start(end);
     u8* const* pages = a.kv.pages + (u64)a.kv.sequence[row] * a.kv.capacity;
     u32 first_chunk = start / CHUNK, chunks = (end + CHUNK - 1) / CHUNK - first_chunk;
     u32 share = (chunks + a.splits - 1) / a.splits;

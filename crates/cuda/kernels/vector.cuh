@@ -24,7 +24,7 @@ struct GateUpArgs {
     u32 x_width;
     u32 share;
     const u32* experts; // of each pair, or null
-    float alpha, limit; // of the clamped activation; a limit of 0 means no limit
+    Activation activation;
     u32 turns;          // rows of a warp, or tiles of 8 rows of a block if there is one row of x
     u32 ahead;          // whether all weights are prefetched at once, including the next product's
     Mat next;

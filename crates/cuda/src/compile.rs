@@ -76,12 +76,12 @@ kernels! {
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "one": gate_up_one, product_one;
-    "rows": rms_norm, add, add_bias, swiglu, activate_rows, sigmoid_gate, rope_angles, rope, norm_and_rotate, ungroup,
-        pick;
+    "rows": rms_norm, layer_norm, add, add_bias, scale, gate, activate_all, activate_rows, softcap, weigh_by_best,
+        rope_angles, rope, norm_and_rotate, ungroup, pick, copy;
     "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;
     "step": attend_step, attend_step_128;
-    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128;
+    "prompt": attend_prompt_32, attend_prompt_64, attend_prompt_128, attend_prompt_192_128;
     "delta": delta_gates, convolve, delta_norm, recur, delta_chunks, delta_pass;
     "best": best_clear, best_count, best_gather, best_sort;
     "arrange": arrange, fetch, put_rows;

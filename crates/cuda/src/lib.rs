@@ -18,7 +18,7 @@ mod weights;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::internals::backend::{BufShape, Precision};
+use forebay_engine::internals::backend::{BufShape, KvShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, Result};
@@ -27,7 +27,7 @@ pub use choice::DeviceChoice;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
-use backend::CudaBackend;
+use backend::{CudaBackend, attends};
 use driver::{Gpu, Memory, Pinned, Registered};
 use forebay_kernels::Encoding;
 use weights::WeightKind;
@@ -127,6 +127,10 @@ impl Device for Cuda {
 
     fn computes(&self, encoding: Encoding) -> bool {
         computes(encoding)
+    }
+
+    fn attends(&self, shape: &KvShape) -> bool {
+        attends(shape, self.0.shared_limit as usize)
     }
 
     fn memory(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_engine::internals::backend::{Buf, GroupScore, Router, Routing, Scores, Vector};
+use forebay_engine::internals::backend::{Buf, GroupScore, Router, RouterWeights, Routing, Scores};
 use forebay_engine::{Error, Result};
 
 use super::deferred::PriorNorm;
@@ -164,7 +164,7 @@ impl CudaBackend {
         &mut self,
         logits: Buf,
         router: &Router,
-        correction: Option<Vector>,
+        weights: &RouterWeights,
         scratch: Scratch,
         reported: Option<(Address, u32)>,
     ) -> Result<Chosen> {
@@ -172,13 +172,14 @@ impl CudaBackend {
         let lists = self.lists(scratch, self.rows * router.top_k, router.experts)?;
         let (reported, turn) = reported.unwrap_or_default();
         let groups = router.groups.filter(|groups| groups.used < groups.count);
-        let args = Args::new().at(self.at(logits)).at(self.optional(correction));
+        let args = Args::new().at(self.at(logits)).at(self.optional(weights.correction));
+        let args = args.at(self.optional(weights.factors));
         let args = args.at(lists.experts).at(lists.weights).at(reported);
         let args = args.int(router.experts).int(router.top_k);
         let args = args.flag(router.scores == Scores::Sigmoid);
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
-        let args = args.flag(router.normalise).float(router.scale).int(turn as usize);
+        let args = args.flag(router.normalise).float(router.epsilon).float(router.scale).int(turn as usize);
         // Shared memory that a choice needs.
         let floats = 2 * router.experts + 2 * groups.map_or(0, |g| g.count) + router.top_k;
         if let Some((norm, w)) = self.prior_product(logits)? {
@@ -205,11 +206,11 @@ impl CudaBackend {
         &mut self,
         logits: Buf,
         router: &Router,
-        correction: Option<Vector>,
+        weights: &RouterWeights,
         routing: &mut Routing,
     ) -> Result<Chosen> {
         let reported = self.reported.ask(&self.gpu, self.rows, router.top_k)?;
-        let chosen = self.choose(logits, router, correction, Scratch::Routing, Some(reported))?;
+        let chosen = self.choose(logits, router, weights, Scratch::Routing, Some(reported))?;
         self.sort(&chosen)?;
         self.start_once()?;
         self.started = true;

@@ -5,6 +5,7 @@
 
 use forebay_engine::Result;
 use forebay_engine::internals::backend::{Buf, Heads, Matrix, Precision, Vector};
+use smallvec::SmallVec;
 
 use super::products::VECTOR_COLS;
 use super::{CudaBackend, NORM_THREADS, Scratch};
@@ -78,6 +79,9 @@ impl CudaBackend {
 
     /// Defers a norm. Its input may have a deferred addition.
     pub(super) fn defer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
+        if self.leaves_rotation(&[x, out]) {
+            return self.norm(Norm { x, w, eps, out }, 0);
+        }
         if !matches!(self.deferred[..], [Deferred::Add { x: sum, .. }] if sum == x) {
             self.flush()?;
         }
@@ -122,7 +126,7 @@ impl CudaBackend {
                 }
                 (Deferred::Add { x, y }, _) => {
                     let kernels = self.kernels()?;
-                    self.pairwise(kernels.add, x, self.at(y), y.width())?;
+                    self.pairwise(kernels.add, x, self.at(y), y.width(), |args| args)?;
                 }
                 (Deferred::Norm(norm), _) => self.norm(norm, 0)?,
                 (Deferred::Product { x, w, out }, _) => self.multiply_rows(x, &[(w, out)])?,
@@ -144,11 +148,15 @@ impl CudaBackend {
         };
         let args = Args::new().at(self.at(x)).at(self.vector(w)).at(self.at(out));
         let args = args.int(width).float(eps).at(sum);
-        self.record(kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)
+        self.record_beside(&[x, out], kernels.rms_norm, Shape::new([parts, 1, 1], threads), args)
     }
 
-    /// Takes the deferred norm whose output is `normed`, if a product's kernel can do it.
-    pub(super) fn prior_norm(&mut self, normed: Buf) -> Result<Option<PriorNorm>> {
+    /// Takes the deferred norm whose output is `normed`, if the kernel of these products can do it.
+    pub(super) fn prior_norm(
+        &mut self,
+        normed: Buf,
+        products: &[(Matrix, Buf)],
+    ) -> Result<Option<PriorNorm>> {
         let (added, norm) = match self.deferred[..] {
             [Deferred::Norm(norm)] => (None, norm),
             [Deferred::Add { y, .. }, Deferred::Norm(norm)] => (Some(y), norm),
@@ -156,8 +164,12 @@ impl CudaBackend {
         };
         let Norm { x, w, eps, out } = norm;
         let whole = self.vectors[w.index()].1 == x.width() && x.width().is_multiple_of(32);
-        let apart = out != x && added != Some(x) && added != Some(out);
-        let movable = added.is_none() || self.moved.is_none_or(|moved| moved == x.index());
+        // No block may write what another block reads.
+        let used: SmallVec<[Buf; 7]> =
+            [x, out].into_iter().chain(added).chain(products.iter().map(|&(_, out)| out)).collect();
+        let apart = (1..used.len()).all(|i| used[..i].iter().all(|other| other.index() != used[i].index()));
+        let movable = added.is_none()
+            || self.entered.contains(&x) && self.moved.is_none_or(|moved| moved == x.index());
         let fits = x.width() <= VECTOR_COLS && self.precision == Precision::Fast;
         if out != normed || !(whole && apart && movable && fits) {
             return Ok(None);
@@ -184,11 +196,18 @@ impl CudaBackend {
             return Ok(None);
         }
         let product = self.deferred.pop().expect("it was just looked at");
-        let prior = self.prior_norm(x)?;
+        let prior = self.prior_norm(x, &[(w, out)])?;
         if prior.is_none() {
             self.deferred.push(product);
         }
         Ok(prior.map(|norm| (norm, w)))
+    }
+
+    /// Whether only a rotation is deferred, and an operation on these buffers may be done before it.
+    pub(super) fn leaves_rotation(&self, touched: &[Buf]) -> bool {
+        let [Deferred::Rotate(Rotation { q, k, heads, .. })] = self.deferred[..] else { return false };
+        let of_rotation = |buf: &Buf| [q, k, heads.angles].iter().any(|other| other.index() == buf.index());
+        !touched.iter().any(of_rotation)
     }
 
     /// Takes the deferred rotation, if it is the one of these queries and keys.

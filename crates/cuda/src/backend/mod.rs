@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::{
-    Attention, Backend, Buf, BufShape, DeltaRule, HeadMatrices, Heads, KvPages, LayerState, Matrix,
-    Precision, Ranked, Recurrent, Rope, Router, Routing, RowPart, StateShape, Vector, Weight,
+    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Gate, HeadMatrices, Heads, KvPages, LayerState,
+    Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
@@ -24,10 +24,15 @@ use crate::state::DevicePieces;
 use crate::weights::{DeviceMatrix, WeightKind};
 use choice::ReportedChoice;
 use deferred::{Deferred, Rotation};
+use products::put_activation;
 use sequences::RowParams;
+pub use sequences::attends;
 
 /// Threads that norm one row.
 const NORM_THREADS: usize = 256;
+
+/// The most floats that are written as step parameters, so that the program is not interrupted.
+const MOST_RECORDED: usize = 16 << 10;
 
 /// The number of counters of finished blocks.
 const COUNTERS: usize = 16384;
@@ -53,6 +58,8 @@ pub struct CudaBackend {
     row_params: Option<(u64, RowParams)>,
     /// Deferred operations, in order.
     deferred: Vec<Deferred>,
+    /// Buffers that the current batch started from. Only these may be moved.
+    entered: Vec<Buf>,
     /// The buffer that was moved to the spare address.
     moved: Option<usize>,
     /// Zeros that kernels count in and reset.
@@ -109,6 +116,7 @@ impl CudaBackend {
             started: false,
             row_params: None,
             deferred: Vec::new(),
+            entered: Vec::new(),
             moved: None,
             counters,
         })
@@ -159,17 +167,34 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Records a kernel that touches only these buffers: before a deferred rotation that does not touch them, so that
+    /// attention can still do it, and after all other deferred operations.
+    fn record_beside(&mut self, touched: &[Buf], kernel: Kernel, shape: Shape, args: Args) -> Result<()> {
+        if !self.leaves_rotation(touched) {
+            self.flush()?;
+        }
+        self.recorder.record(kernel, shape, args);
+        Ok(())
+    }
+
     /// Starts everything recorded. The sequence will hardly be repeated.
     pub fn start_once(&mut self) -> Result<()> {
         self.flush()?;
         self.recorder.submit_once()
     }
 
-    /// Records an element-wise operation on `x` and `y`.
-    fn pairwise(&mut self, kernel: Kernel, x: Buf, y: Address, other: usize) -> Result<()> {
+    /// Records an element-wise operation on `x` and `y`, whose rows have `other` numbers. `more` adds arguments.
+    fn pairwise(
+        &mut self,
+        kernel: Kernel,
+        x: Buf,
+        y: Address,
+        other: usize,
+        more: impl FnOnce(Args) -> Args,
+    ) -> Result<()> {
         let count = self.rows * x.width();
         let args = Args::new().at(self.at(x)).at(y).long(count).int(x.width()).int(other);
-        self.record(kernel, Shape::each(count), args)
+        self.record(kernel, Shape::each(count), more(args))
     }
 
     /// Norms and rotates queries and keys.
@@ -184,6 +209,12 @@ impl CudaBackend {
             args.int(heads.angles.width() / 2).flag(heads.pairs == RopePairs::Interleaved).float(heads.eps);
         let blocks = (counts[0] + counts[1]).div_ceil(4);
         self.record(kernels.norm_and_rotate, Shape::new([blocks, self.rows, 1], 128), args)
+    }
+
+    /// The batch starts from this buffer, in its own memory, which has space for all rows.
+    fn enter(&mut self, x: Buf) {
+        self.moved = self.moved.filter(|&moved| moved != x.index());
+        self.entered.push(x);
     }
 
     pub fn note_kind(&mut self, kind: WeightKind) {
@@ -229,6 +260,7 @@ impl Backend for CudaBackend {
         // Operations of a failed batch are not computed.
         self.recorder.clear();
         self.deferred.clear();
+        self.entered.clear();
         self.started = false;
         self.rows = rows;
     }
@@ -237,8 +269,7 @@ impl Backend for CudaBackend {
         let kernels = self.kernels()?;
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let ids = self.recorder.params(&ids)?;
-        // It starts from its own memory, which has space for all rows.
-        self.moved = self.moved.filter(|&moved| moved != out.index());
+        self.enter(out);
         let table = &self.matrices[table.index()];
         let shape = Shape::new([table.cols.div_ceil(32).div_ceil(64), tokens.len(), 1], 64);
         let args = table.put(Args::new()).at(ids).at(self.at(out)).int(tokens.len());
@@ -247,6 +278,13 @@ impl Backend for CudaBackend {
 
     fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
         self.defer_norm(x, w, eps, out)
+    }
+
+    fn layer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let args = Args::new().at(self.at(x)).at(self.vector(w)).at(self.at(out)).int(x.width()).float(eps);
+        let threads = x.width().next_multiple_of(32).min(1024);
+        self.record(kernels.layer_norm, Shape::new([self.rows, 1, 1], threads), args)
     }
 
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
@@ -322,10 +360,17 @@ impl Backend for CudaBackend {
         &mut self,
         logits: Buf,
         router: &Router,
-        correction: Option<Vector>,
+        weights: &RouterWeights,
         routing: &mut Routing,
     ) -> Result<()> {
-        self.choose_and_tell(logits, router, correction, routing).map(drop)
+        self.choose_and_tell(logits, router, weights, routing).map(drop)
+    }
+
+    fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()> {
+        let kernels = self.kernels()?;
+        let args = Args::new().at(self.at(x)).at(self.at(logits)).at(self.at(out));
+        let args = args.int(x.width()).int(logits.width());
+        self.record(kernels.weigh_by_best, Shape::new([self.rows, 1, 1], 256), args)
     }
 
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
@@ -334,17 +379,39 @@ impl Backend for CudaBackend {
 
     fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
         let kernels = self.kernels()?;
-        self.pairwise(kernels.add_bias, x, self.vector(w), x.width())
+        self.pairwise(kernels.add_bias, x, self.vector(w), x.width(), |args| args)
     }
 
-    fn swiglu(&mut self, gate: Buf, up: Buf) -> Result<()> {
+    fn scale(&mut self, x: Buf, w: Vector) -> Result<()> {
         let kernels = self.kernels()?;
-        self.pairwise(kernels.swiglu, gate, self.at(up), up.width())
+        let count = self.rows * x.width();
+        let args = Args::new().at(self.at(x)).at(self.vector(w)).long(count);
+        let args = args.int(x.width()).int(self.vectors[w.index()].1);
+        self.record_beside(&[x], kernels.scale, Shape::each(count), args)
     }
 
-    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) -> Result<()> {
+    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
         let kernels = self.kernels()?;
-        self.pairwise(kernels.sigmoid_gate, x, self.at(gate), gate.width())
+        let more = |args| put_activation(args, activation);
+        self.pairwise(kernels.activate_all, gate, self.at(up), up.width(), more)
+    }
+
+    fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {
+        assert!(x.width().is_multiple_of(gate.width()));
+        let kernels = self.kernels()?;
+        let kind = match function {
+            Gate::Sigmoid => 0,
+            Gate::Softplus => 1,
+            Gate::Factor => 2,
+        };
+        self.pairwise(kernels.gate, x, self.at(gate), gate.width(), |args| args.int(kind))
+    }
+
+    fn softcap(&mut self, x: Buf, cap: f32) -> Result<()> {
+        let kernels = self.kernels()?;
+        let count = self.rows * x.width();
+        let args = Args::new().at(self.at(x)).long(count).float(cap);
+        self.record(kernels.softcap, Shape::each(count), args)
     }
 
     fn pick(&mut self, x: Buf, rows: &[usize], out: Buf) -> Result<()> {
@@ -365,10 +432,15 @@ impl Backend for CudaBackend {
     fn write(&mut self, x: Buf, values: &[f32]) -> Result<()> {
         assert_eq!(values.len(), self.rows * x.width());
         // Operations that were called before may still use the buffer.
-        self.submit()?;
-        // It starts from its own memory, as in `embed`.
-        self.moved = self.moved.filter(|&moved| moved != x.index());
-        self.gpu.write(self.at(x), cast_slice(values))
+        self.flush()?;
+        self.enter(x);
+        if values.len() > MOST_RECORDED {
+            self.submit()?;
+            return self.gpu.write(self.at(x), cast_slice(values));
+        }
+        let kernels = self.kernels()?;
+        let args = Args::new().at(self.recorder.params(values)?).at(self.at(x)).long(values.len());
+        self.record(kernels.copy, Shape::each(values.len()), args)
     }
 
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {

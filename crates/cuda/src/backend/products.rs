@@ -90,12 +90,17 @@ pub fn down_shared(cols: usize) -> usize {
     cols.div_ceil(32) * VECTOR_GROUP
 }
 
-/// An activation's parameters for the kernels.
-pub fn clamps(activation: Activation) -> (f32, f32) {
-    match activation {
-        Activation::SwiGlu => (0.0, 0.0),
-        Activation::Clamped { alpha, limit } => (alpha, limit),
-    }
+/// Adds the kernels' struct `Activation`.
+pub fn put_activation(args: Args, activation: Activation) -> Args {
+    let (kind, alpha, limit) = match activation {
+        Activation::SwiGlu => (0, 0.0, 0.0),
+        Activation::Clamped { alpha, limit } => (1, alpha, limit),
+        Activation::ClippedBefore(limit) => (2, 0.0, limit),
+        Activation::ClippedAfter(limit) => (3, 0.0, limit),
+        Activation::GeGlu => (4, 0.0, 0.0),
+        Activation::ReGlu => (5, 0.0, 0.0),
+    };
+    args.int(kind).float(alpha).float(limit)
 }
 
 /// Whether all weights of some matrices are prefetched at once, for this many experts each.
@@ -206,7 +211,7 @@ impl CudaBackend {
             return Ok(());
         }
         let alone = self.rows == 1 && products.len() <= MOST_PRODUCTS;
-        let norm = if alone { self.prior_norm(x)? } else { None };
+        let norm = if alone { self.prior_norm(x, products)? } else { None };
         let Some(norm) = norm else { return self.multiply_rows(x, products) };
         let kernels = self.kernels()?;
         let rows = Rows { count: 1, x: norm.x, x_width: x.width(), share: 1, experts: 0 };
@@ -350,7 +355,8 @@ impl CudaBackend {
         };
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(16 * turns * each));
         let args = args.at(x).int(self.rows).int(turns);
-        let args = DeviceMatrix::put_none(args.at(0).at(0).at(0).float(0.0).float(0.0)).int(0);
+        let args = put_activation(args.at(0).at(0).at(0), Activation::SwiGlu);
+        let args = DeviceMatrix::put_none(args).int(0);
         let parts = if tall { 0 } else { few_parts(tile, turns) };
         Some((Shape::new([blocks, tiles, 1], FEW_THREADS).shared(shared + parts), kernel, args))
     }
@@ -378,8 +384,7 @@ impl CudaBackend {
         let (args, blocks) = put_products(products, |w| w.rows.div_ceil(rows));
         let args = args.at(x).int(0).int(turns);
         let args = args.at(tiles.tiles).at(tiles.count).at(tiles.sources);
-        let (alpha, limit) = gated.map_or((0.0, 0.0), |(activation, _)| clamps(activation));
-        let args = args.float(alpha).float(limit);
+        let args = put_activation(args, gated.map_or(Activation::SwiGlu, |(activation, _)| activation));
         let args = match gated {
             Some((_, next)) => next.put(args).int(TILES_AHEAD),
             None => DeviceMatrix::put_none(args).int(0),

@@ -5,23 +5,23 @@ use std::ops::Range;
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::Sequence;
 use forebay_engine::internals::backend::{
-    Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent,
+    Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent, Window,
 };
 use forebay_engine::{LayerIdx, Result};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
-use super::deferred::Rotation;
 use super::{COUNTERS, CudaBackend, Scratch};
 use crate::driver::Address;
 use crate::program::{Args, Shape};
 use crate::state::DevicePieces;
 
-/// Constants of the attention kernels: threads per block, query heads per block, keys per step, and the most splits of
-/// the positions.
+/// Constants of the attention kernels: threads per block, query heads per block, keys per step, the most splits of the
+/// positions, and the most channels of a value.
 const THREADS: usize = 256;
 const HEADS: usize = THREADS / 32;
 const KEYS: usize = 32;
 const MOST_SPLITS: usize = 64;
+const MOST_VALUE_DIM: usize = 512;
 
 /// Constants of the attention kernels for prompts: threads per block, queries per block, and the fewest tokens of a
 /// sequence for which they are faster.
@@ -90,6 +90,19 @@ fn step_shared(shape: &KvShape) -> usize {
     2 * halves + 4 * floats
 }
 
+/// Shared memory per block of the attention kernels for any shape: keys, values if they are `staged`, and queries.
+fn attend_shared(shape: &KvShape, single: bool, staged: bool) -> usize {
+    let cell = if single { 4 } else { 2 };
+    // An odd multiple of 16, so that keys are in different banks.
+    let key = ((shape.key_dim * cell / 16 + 1) | 1) * 16;
+    KEYS * key + if staged { KEYS * shape.value_dim * cell } else { 0 } + HEADS * shape.key_dim * 4
+}
+
+/// Whether there is a kernel for heads of this shape, if a block has this much shared memory.
+pub fn attends(shape: &KvShape, shared_limit: usize) -> bool {
+    shape.value_dim <= MOST_VALUE_DIM && attend_shared(shape, true, false) <= shared_limit
+}
+
 impl CudaBackend {
     fn row_params(&mut self, batch: &Batch<'_>) -> Result<RowParams> {
         if let Some((_, params)) = self.row_params.filter(|(turn, _)| *turn == self.recorder.turn()) {
@@ -142,18 +155,20 @@ impl CudaBackend {
         let KvShape { heads, key_dim, value_dim, window, latent } = shape;
         let kv = Args::new().at(params.sequence).at(params.position).at(tables).int(capacity);
         let kv = kv.int(heads).int(key_dim).int(value_dim).flag(latent).flag(single);
+        let kv = kv.int(window.map_or(0, Window::most)).flag(matches!(window, Some(Window::Chunk(_))));
         let q_heads = a.q.width() / key_dim;
-        if let Some(rotation) = self.rotation_of_a_step(a, batch, &shape) {
-            return self.attend_step(a, kv, &shape, longest, &rotation);
+        if self.is_a_step(a, batch, &shape) {
+            return self.attend_step(a, kv, &shape, longest);
         }
         let args = kv.clone().at(self.at(a.k)).at(self.at(a.v));
         self.record(kernels.append, Shape::new([self.rows, 1, 1], 512), args)?;
 
-        let plain = !single && !latent && key_dim == value_dim && q_heads / heads <= PROMPT_QUERIES;
-        let prompt = match key_dim {
-            32 => Some(kernels.attend_prompt_32),
-            64 => Some(kernels.attend_prompt_64),
-            128 => Some(kernels.attend_prompt_128),
+        let plain = !single && !latent && q_heads / heads <= PROMPT_QUERIES;
+        let prompt = match (key_dim, value_dim) {
+            (32, 32) => Some(kernels.attend_prompt_32),
+            (64, 64) => Some(kernels.attend_prompt_64),
+            (128, 128) => Some(kernels.attend_prompt_128),
+            (192, 128) => Some(kernels.attend_prompt_192_128),
             _ => None,
         };
         let rows_each = self.rows / batch.sequences.len();
@@ -168,19 +183,17 @@ impl CudaBackend {
             let tokens: Vec<[u32; 2]> = batch.sequences.iter().flat_map(|s| cut(s.rows.clone())).collect();
             let listed = self.recorder.params(&tokens.concat())?;
             let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(self.optional(a.sinks)).at(listed);
-            let args = args.int(q_heads).int(window.unwrap_or(0)).float(a.scale);
+            let args = args.int(q_heads).float(a.scale);
             return self.record(kernel, Shape::new([heads, tokens.len(), 1], PROMPT_THREADS), args);
         }
         let blocks = heads * (q_heads / heads).div_ceil(HEADS);
         let Shares { splits, partial } = self.shares(a, &shape, longest, blocks, KEYS)?;
         // Scratch memory may have been allocated, and recorded operations started.
-        assert!(value_dim <= 512, "values of {value_dim} channels");
         let args = kv.at(self.at(a.q)).at(self.at(a.out)).at(partial).at(self.optional(a.sinks));
-        let args = args.int(q_heads).int(self.rows).int(splits).int(window.unwrap_or(0)).float(a.scale);
-        let cell = if single { 4 } else { 2 };
-        let key = ((key_dim * cell / 16 + 1) | 1) * 16;
-        let values = if latent { 0 } else { KEYS * value_dim * cell };
-        let shared = KEYS * key + values + HEADS * key_dim * 4;
+        // Values that do not fit beside the keys are read from memory.
+        let staged = !latent && attend_shared(&shape, single, true) <= self.gpu.shared_limit as usize;
+        let shared = attend_shared(&shape, single, staged);
+        let args = args.int(q_heads).int(self.rows).int(splits).flag(staged).float(a.scale);
         let kernel = if single { kernels.attend_singles } else { kernels.attend_halves };
         self.record(kernel, Shape::new([blocks, self.rows, splits], THREADS).shared(shared), args.clone())?;
         if splits > 1 {
@@ -205,7 +218,7 @@ impl CudaBackend {
         let q_heads = a.q.width() / shape.key_dim;
         // Positions are split if there are not enough rows for all multiprocessors. The number of splits changes rarely
         // as lengths grow, so that graphs can be reused.
-        let seen = shape.window.map_or(longest, |window| longest.min(window + keys));
+        let seen = shape.window.map_or(longest, |window| longest.min(window.most() + keys));
         let tiles = seen.div_ceil(keys).next_power_of_two();
         let wanted = (2 * self.gpu.multiprocessors as usize).div_ceil(blocks * self.rows);
         let splits = wanted.next_power_of_two().min(tiles).min(MOST_SPLITS);
@@ -216,38 +229,40 @@ impl CudaBackend {
         Ok(Shares { splits, partial })
     }
 
-    /// The deferred rotation, if every sequence has one row. Then one kernel does everything.
-    fn rotation_of_a_step(&mut self, a: &Attention, batch: &Batch<'_>, shape: &KvShape) -> Option<Rotation> {
+    /// Whether every sequence has one row, so that one kernel can do everything.
+    fn is_a_step(&self, a: &Attention, batch: &Batch<'_>, shape: &KvShape) -> bool {
         let single_rows = batch.sequences.len() == self.rows && self.rows <= MOST_STEP_ROWS;
         let whole = [shape.key_dim, shape.value_dim]
             .iter()
             .all(|&dim| dim.is_multiple_of(16) && dim <= MOST_STEP_DIM);
         let counted = self.rows * step_blocks(a, shape) <= COUNTERS;
         let fits = whole && counted && step_shared(shape) <= self.gpu.shared_limit as usize;
-        let fast = !shape.latent && self.precision == Precision::Fast;
-        if single_rows && fits && fast { self.prior_rotation(a.q, a.k) } else { None }
+        single_rows && fits && !shape.latent && self.precision == Precision::Fast
     }
 
-    /// Attention of one row of each sequence, directly after the products.
+    /// Attention of one row of each sequence, with the rotation if it was deferred.
     fn attend_step(
         &mut self,
         a: &Attention,
         kv: Args,
         shape: &KvShape,
         longest: usize,
-        rotation: &Rotation,
     ) -> Result<()> {
         let kernels = self.kernels()?;
         let blocks = step_blocks(a, shape);
         let Shares { splits, partial } = self.shares(a, shape, longest, blocks, STEP_KEYS)?;
-        let heads = &rotation.heads;
+        let rotation = self.prior_rotation(a.q, a.k);
+        let [q_norm, k_norm] = rotation.map_or([None; 2], |rotation| [rotation.q_norm, rotation.k_norm]);
+        let heads = rotation.map(|rotation| rotation.heads);
         let args = kv.at(self.at(a.q)).at(self.at(a.k)).at(self.at(a.v));
-        let args = args.at(self.optional(rotation.q_norm)).at(self.optional(rotation.k_norm));
-        let args = args.at(self.at(heads.angles)).at(self.optional(a.sinks)).at(self.at(a.out));
+        let args = args.at(self.optional(q_norm)).at(self.optional(k_norm));
+        let args = args.at(heads.map_or(0, |heads| self.at(heads.angles)));
+        let args = args.at(self.optional(a.sinks)).at(self.at(a.out));
         let args = args.at(partial).at(self.counters.address());
         let args = args.int(a.q.width() / shape.key_dim).int(self.rows).int(splits);
-        let args = args.int(shape.window.unwrap_or(0)).int(heads.angles.width() / 2);
-        let args = args.flag(heads.pairs == RopePairs::Interleaved).float(a.scale).float(heads.eps);
+        let args = args.int(heads.map_or(0, |heads| heads.angles.width() / 2));
+        let args = args.flag(heads.is_some_and(|heads| heads.pairs == RopePairs::Interleaved));
+        let args = args.float(a.scale).float(heads.map_or(0.0, |heads| heads.eps));
         let grid = Shape::new([blocks, self.rows, splits], THREADS);
         let kernel = match (shape.key_dim, shape.value_dim) {
             (128, 128) => kernels.attend_step_128,

@@ -68,24 +68,27 @@ impl GpuExperts {
         self.backend.begin(rows);
     }
 
-    /// Computes the logits of a mixture's router.
+    /// Computes the logits of a mixture's router, unless they are ready.
     pub fn router_logits(&mut self, mixture: &Mixture<'_>) -> Result<()> {
-        mixture.weights.logits(&mut self.backend, mixture.experts.buffers.x, mixture.logits)
+        match mixture.ready {
+            true => Ok(()),
+            false => mixture.weights.logits(&mut self.backend, mixture.input, mixture.logits),
+        }
     }
 
     /// Chooses experts by the router's logits, and reports the choice to the host.
     pub fn route(&mut self, mixture: &Mixture<'_>, routing: &mut Routing) -> Result<Chosen> {
         self.halves = None;
-        self.backend.choose_and_tell(mixture.logits, mixture.router, mixture.weights.correction, routing)
+        self.backend.choose_and_tell(mixture.logits, mixture.router, &mixture.weights, routing)
     }
 
     /// Starts to predict the next layer's choice. This layer's choice stays valid.
     pub fn predict(&mut self, mixture: &Mixture<'_>, next: RouterWeights) -> Result<Chosen> {
-        let Mixture { router, logits, ref experts, .. } = *mixture;
+        let Mixture { router, input, logits, .. } = *mixture;
         let backend = &mut self.backend;
-        next.logits(backend, experts.buffers.x, logits)?;
+        next.logits(backend, input, logits)?;
         let reported = self.reported_prediction.ask(&backend.gpu, backend.rows, router.top_k)?;
-        backend.choose(logits, router, next.correction, Scratch::Predicted, Some(reported))
+        backend.choose(logits, router, &next, Scratch::Predicted, Some(reported))
     }
 
     /// Waits for the [prediction](Self::predict).

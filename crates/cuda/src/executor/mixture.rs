@@ -10,7 +10,7 @@ use super::experts::GpuExperts;
 use crate::backend::choice::Chosen;
 use crate::backend::products::{
     EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, asks_ahead,
-    clamps, down_shared, one_shared, vector_shared,
+    down_shared, one_shared, put_activation, vector_shared,
 };
 use crate::backend::{CudaBackend, Scratch};
 use crate::driver::Address;
@@ -31,7 +31,7 @@ impl GpuExperts {
         let layer = experts.layer;
         let note = if noted { Some((self.note(layer, router.top_k)?, 0)) } else { None };
         self.halves = None;
-        let chosen = self.backend.choose(logits, router, weights.correction, Scratch::Routing, note)?;
+        let chosen = self.backend.choose(logits, router, &weights, Scratch::Routing, note)?;
         self.backend.sort(&chosen)?;
         let table = self.slots.table(layer.0);
         if self.backend.are_apart(&chosen) && self.adds_up(layer, &chosen) {
@@ -76,7 +76,6 @@ impl GpuExperts {
             experts: chosen.lists.experts,
         };
         if gate.is_like(up) && gate.cols <= VECTOR_COLS {
-            let (alpha, limit) = clamps(experts.activation);
             let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
             let args = args.at(rows.x).at(backend.at(b.gate)).int(rows.x_width).int(rows.share);
             // Uses the tensor cores where that loses nothing. There a block computes eight rows at a time, otherwise
@@ -87,7 +86,7 @@ impl GpuExperts {
                 if halves { (kernels.gate_up_one, 8) } else { (kernels.gate_up, VECTOR_WARPS) };
             let turns = backend.turns(inner * pairs, GATE_UP_BLOCKS);
             let ahead = asks_ahead([gate, up, down].into_iter(), pairs);
-            let args = args.at(rows.experts).float(alpha).float(limit).int(turns).flag(ahead);
+            let args = put_activation(args.at(rows.experts), experts.activation).int(turns).flag(ahead);
             let args = down.put(args);
             let cols = b.x.width();
             let shared = if halves { one_shared(cols, turns) } else { vector_shared(cols) };
@@ -100,7 +99,7 @@ impl GpuExperts {
             ];
             let (shape, kernel, args) = backend.vector_products(&kernels, &both, rows, None);
             backend.record(kernel, shape, args)?;
-            backend.activate(experts, gate, pairs, chosen.lists.experts)?;
+            backend.activate_pairs(experts, gate, pairs, chosen.lists.experts)?;
         }
         if let Some(out) = sum {
             let shared = down_shared(chosen.top_k * inner);
@@ -172,7 +171,7 @@ impl GpuExperts {
             backend.record(kernel, shape, args)?;
         }
         if gated.is_none() {
-            backend.activate(experts, gate, pairs, lists.owners)?;
+            backend.activate_pairs(experts, gate, pairs, lists.owners)?;
         }
         let halves = match few {
             true => None,
@@ -205,7 +204,7 @@ impl GpuExperts {
 
 impl CudaBackend {
     /// Combines the outputs of gate and up, in the rows of these experts.
-    fn activate(
+    fn activate_pairs(
         &mut self,
         experts: &Experts,
         gate: &DeviceMatrix,
@@ -214,9 +213,8 @@ impl CudaBackend {
     ) -> Result<()> {
         let kernels = self.kernels()?;
         let b = experts.buffers;
-        let (alpha, limit) = clamps(experts.activation);
         let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).int(gate.rows);
-        let args = args.float(alpha).float(limit).at(owners).at(gate.slots);
+        let args = put_activation(args, experts.activation).at(owners).at(gate.slots);
         self.record(kernels.activate_rows, Shape::new([rows, 1, 1], 256), args)
     }
 }

@@ -2,8 +2,8 @@
 
 use forebay_engine::TokenId;
 use forebay_engine::internals::backend::{
-    Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router, Routing,
-    Scores, Vector, Weight, rank,
+    Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router,
+    RouterWeights, Routing, Scores, Vector, Weight, rank,
 };
 use forebay_engine::internals::experts::ExecutorBuilder;
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
@@ -64,7 +64,7 @@ fn every_type_that_is_computed_is_tested() {
 }
 
 /// Random weights of magnitude about one.
-fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix {
+pub fn matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> HostMatrix {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let lengths = encoding.plane_bytes(rows, cols).unwrap();
     let mut planes = lengths.map(|len| {
@@ -387,6 +387,7 @@ fn routed(
     backend.load(Weight::Matrix(table)).unwrap();
     backend.load(Weight::Vector((0..cols).map(|i| 0.5 + i as f32 / cols as f32).collect())).unwrap();
     backend.load(Weight::Vector((0..experts).map(|i| (i * 7 % 5) as f32 * 0.1).collect())).unwrap();
+    backend.load(Weight::Vector((0..experts).map(|i| 0.5 + (i * 3 % 7) as f32).collect())).unwrap();
     let [x, y, normed] = [0, 1, 2].map(|i| Buf::nth(i, cols));
     let logits = Buf::nth(3, experts);
     let ids = |from: u32| (from..from + tokens as u32).map(TokenId).collect::<Vec<_>>();
@@ -397,8 +398,10 @@ fn routed(
     backend.rms_norm(x, Vector::nth(0), 1e-6, normed).unwrap();
     backend.matmul(normed, &[(Matrix::nth(0), logits)]).unwrap();
     let correction = (router.scores == Scores::Sigmoid).then(|| Vector::nth(1));
+    let factors = (router.epsilon > 0.0).then(|| Vector::nth(2));
+    let weights = RouterWeights { matrix: Matrix::nth(0), bias: None, correction, factors };
     let mut routing = Routing::default();
-    backend.route(logits, router, correction, &mut routing).unwrap();
+    backend.route(logits, router, &weights, &mut routing).unwrap();
     let mut read = |buf| {
         let mut numbers = vec![f32::NAN; tokens * cols];
         backend.read(buf, &mut numbers).unwrap();
@@ -418,6 +421,7 @@ fn routers_choose_what_the_processor_chooses() {
         scores: Scores::Softmax,
         groups: None,
         normalise: true,
+        epsilon: 0.0,
         scale: 1.0,
     };
     let sigmoid = |experts, top_k, groups| Router {
@@ -433,6 +437,9 @@ fn routers_choose_what_the_processor_chooses() {
         (softmax(40, 40), DType::F16, 32, &[2, 64]),
         (sigmoid(72, 6, groups(9, 4, GroupScore::BestTwo)), DType::F32, 96, &[1, 7, 70]),
         (sigmoid(36, 5, groups(3, 1, GroupScore::Best)), DType::F32, 4384, &[1, 6]),
+        // With factors of experts; alone, and for the only expert.
+        (Router { epsilon: 0.25, ..sigmoid(24, 4, None) }, DType::F32, 64, &[1, 6, 70]),
+        (softmax(16, 1), DType::F32, 64, &[1, 6, 70]),
     ];
     for (router, dtype, cols, counts) in cases {
         let weights = matrix(Encoding::Blocks(dtype), router.experts, cols, 9);
@@ -446,6 +453,7 @@ fn routers_choose_what_the_processor_chooses() {
             let truth = routed(&mut truth, &weights, &router, tokens);
             let what = format!("{tokens} rows of {cols}, {router:?}");
             assert_eq!(experts, truth.0, "{what}");
+            assert!(router.top_k > 1 || weights_of.iter().all(|&weight| weight == 1.0), "{weights_of:?}");
             for (name, ours, truth) in
                 [("weights", &weights_of, &truth.1), ("sum", &sum, &truth.2), ("normed", &normed, &truth.3)]
             {

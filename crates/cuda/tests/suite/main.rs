@@ -5,6 +5,8 @@
 mod common;
 
 mod kernels;
+mod mixtures;
+mod operations;
 mod types;
 
 forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);

@@ -48,7 +48,7 @@ pub struct SequenceState {
 
 impl SequenceState {
     /// An empty state for layers of these shapes, from layer `first` on.
-    pub(crate) fn new(first: usize, shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
+    pub fn new(first: usize, shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
         let layers = shapes.iter().map(|&shape| backend.new_state(shape)).collect();
         SequenceState { first, layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
@@ -130,7 +130,7 @@ impl SequenceState {
     }
 
     /// Records that all layers have computed up to `len`.
-    pub(crate) fn settle(&mut self, len: usize) {
+    pub fn settle(&mut self, len: usize) {
         self.len = len;
         self.layers.iter_mut().for_each(|layer| layer.settle(&self.marks));
     }

@@ -8,7 +8,7 @@ use forebay_kernels::Encoding;
 use super::assistant::Assistant;
 use super::{ExpertStore, SlotClasses};
 use crate::LayerIdx;
-use crate::backend::{Backend, Buf, BufShape, Experts, Precision, Router, RouterWeights, Routing};
+use crate::backend::{Backend, Buf, BufShape, Experts, KvShape, Precision, Router, RouterWeights, Routing};
 use crate::error::Result;
 use crate::memory::SharedBytes;
 
@@ -175,6 +175,12 @@ pub trait Device: Send + Sync {
 
     /// Whether the device can multiply with matrices in this encoding.
     fn computes(&self, encoding: Encoding) -> bool;
+
+    /// Whether the device can compute attention over keys and values of this shape.
+    fn attends(&self, shape: &KvShape) -> bool {
+        let _ = shape;
+        true
+    }
 
     /// Bytes of device memory that models may use.
     fn memory(&self) -> u64;

@@ -17,7 +17,7 @@ use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
 use super::product::Product;
 use super::{Model, Span, keys};
-use crate::backend::{Buf, BufShape, Matrix, Router, Vector};
+use crate::backend::{Buf, BufShape, Matrix, Router, StateShape, Vector};
 use crate::error::{Error, Result};
 use crate::experts::{ByteSource, Device, ExpertLayer, PartShape};
 use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
@@ -56,10 +56,11 @@ impl Blueprint {
         self.weights.iter().map(Declared::bytes).sum()
     }
 
-    /// Checks that a device can compute with all matrices of the model.
+    /// Checks that a device can compute with all matrices of the model, and the attention of all layers.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], with the first tensor that the device cannot compute with, and its type.
+    /// [`Error::Unsupported`], with the first tensor that the device cannot compute with, and its type, or with the
+    /// heads that are too large for it.
     pub fn check_device(&self, device: &dyn Device, file: &Path) -> Result<()> {
         if let Some(name) = &self.scaled {
             return Err(Error::Unsupported(format!(
@@ -67,6 +68,19 @@ impl Blueprint {
                  use Options::device = None",
                 file.display()
             )));
+        }
+        for shape in self.model.state() {
+            if let StateShape::Attention(kv) = shape
+                && !device.attends(&kv)
+            {
+                return Err(Error::Unsupported(format!(
+                    "{}: keys have {} channels and values {}, which are too many for the GPU backend; \
+                     use Options::device = None",
+                    file.display(),
+                    kv.key_dim,
+                    kv.value_dim
+                )));
+            }
         }
         match self.encodings.iter().find(|(encoding, _)| !device.computes(*encoding)) {
             None => Ok(()),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_engine::internals::backend::BufShape;
+use forebay_engine::internals::backend::{BufShape, KvShape};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::plan::{ExpertMemory, Plan};
@@ -14,10 +14,17 @@ use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{data, demo_model};
 use crate::common::tiny_model::{EXPERTS, HEAD_DIM, HEADS, INNER, tiny_model};
 
-/// A device that is only planned with. It computes all types, or all but one.
+/// A device that is only planned with. It computes all types, or all but one, and heads of up to this many channels.
 struct Planned {
     memory: u64,
     without: Option<Encoding>,
+    channels: usize,
+}
+
+impl Planned {
+    fn new(memory: u64) -> Planned {
+        Planned { memory, without: None, channels: usize::MAX }
+    }
 }
 
 impl Device for Planned {
@@ -27,6 +34,10 @@ impl Device for Planned {
 
     fn computes(&self, encoding: Encoding) -> bool {
         Some(encoding) != self.without
+    }
+
+    fn attends(&self, shape: &KvShape) -> bool {
+        shape.value_dim <= self.channels
     }
 
     fn memory(&self) -> u64 {
@@ -47,7 +58,7 @@ impl Device for Planned {
 }
 
 fn plan(model: &Path, vram: u64, options: &Options) -> Result<Plan> {
-    let device: Arc<dyn Device> = Arc::new(Planned { memory: vram, without: None });
+    let device: Arc<dyn Device> = Arc::new(Planned::new(vram));
     Prospect::new(model, &options.clone().device(Some(device))).map(|p| p.plan().clone())
 }
 
@@ -128,6 +139,20 @@ fn a_matrix_with_a_scale_is_refused_by_name() {
 }
 
 #[test]
+fn heads_that_are_too_large_for_the_device_are_refused() {
+    let model = data("golden/qwen3moe.gguf");
+    let open = |channels| {
+        let device = Arc::new(Planned { channels, ..Planned::new(64 << 30) }) as Arc<dyn Device>;
+        Prospect::new(&model, &Options::default().device(Some(device)))
+    };
+    let channels = (1..).find(|&channels| open(channels).is_ok()).expect("some number is enough");
+    let Err(Error::Unsupported(message)) = open(channels - 1) else { panic!("they are too large") };
+    for part in ["qwen3moe.gguf", &format!("values {channels}"), "Options::device = None"] {
+        assert!(message.contains(part), "no {part:?} in: {message}");
+    }
+}
+
+#[test]
 fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
     const HIDDEN: u64 = 256;
     let folder = tempfile::tempdir().unwrap();
@@ -136,8 +161,8 @@ fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
     let experts = ("blk.1.ffn_up_exps.weight", &[HIDDEN, INNER, EXPERTS][..]);
     // The rest of the model is F32.
     for dtype in DType::computable().filter(|&dtype| dtype != DType::F32) {
-        let device =
-            Some(Arc::new(Planned { memory: 1 << 40, without: Some(dtype.into()) }) as Arc<dyn Device>);
+        let planned = Planned { without: Some(dtype.into()), ..Planned::new(1 << 40) };
+        let device = Some(Arc::new(planned) as Arc<dyn Device>);
         let options = Options::default().device(device).threads(1);
         let id = (0..).find(|&id| DType::from_ggml(id) == Some(dtype)).expect("every type has an identifier");
         for (tensor, dims) in [dense, experts] {
