@@ -14,6 +14,8 @@ pub enum RopeScaling {
     Linear(f64),
     /// Slow frequencies are divided by a factor, fast ones are not.
     Llama3(Llama3),
+    /// The base of the frequencies is raised, so that the slowest is divided by this.
+    RaisedBase(f64),
     /// Like Llama 3, with other boundaries; cosine and sine are scaled too.
     Yarn(Yarn),
     /// Only the fastest frequencies rotate; the channels of the others stay as they are.
@@ -60,10 +62,14 @@ pub struct Yarn {
 impl RopeScaling {
     /// The frequencies of `channels` channels: `base^(−2i / channels)`, scaled.
     pub fn frequencies(&self, base: f32, channels: usize) -> Vec<f32> {
-        let base = f64::from(base);
+        let mut base = f64::from(base);
+        if let RopeScaling::RaisedBase(factor) = self {
+            let channels = channels as f64;
+            base *= factor.powf(channels / (channels - 2.0));
+        }
         let plain = (0..channels / 2).map(|i| base.powf(-2.0 * i as f64 / channels as f64));
         let stretched = |(i, f): (usize, f64)| match self {
-            RopeScaling::Plain => f,
+            RopeScaling::Plain | RopeScaling::RaisedBase(_) => f,
             RopeScaling::Linear(factor) => f / factor,
             RopeScaling::Llama3(llama3) => llama3.stretch(f),
             RopeScaling::Yarn(yarn) => yarn.stretch(i, f, base, channels),

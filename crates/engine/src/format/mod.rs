@@ -288,15 +288,25 @@ impl ModelFile {
     }
 }
 
+/// The prefixes of the text model in models with vision or audio, and what takes their place.
+const NESTED: [(&str, &str); 2] = [("model.language_model.", "model."), ("language_model.", "")];
+
+/// The text model's prefix in a tensor's name, if it has one.
+pub(crate) fn nesting(name: &str) -> Option<&'static str> {
+    NESTED.into_iter().map(|(prefix, _)| prefix).find(|prefix| name.starts_with(prefix))
+}
+
 /// A tensor's name without the text model's prefix in models with vision or audio.
-fn known_name(format: Format, name: &str) -> Cow<'_, str> {
+pub(crate) fn known_name(format: Format, name: &str) -> Cow<'_, str> {
     if format == Format::Gguf {
         return Cow::Borrowed(name);
     }
-    if let Some(rest) = name.strip_prefix("model.language_model.") {
-        return Cow::Owned(format!("model.{rest}"));
+    let nested = NESTED.iter().find_map(|(prefix, instead)| Some((name.strip_prefix(prefix)?, instead)));
+    match nested {
+        Some((rest, &"")) => Cow::Borrowed(rest),
+        Some((rest, instead)) => Cow::Owned(format!("{instead}{rest}")),
+        None => Cow::Borrowed(name),
     }
-    Cow::Borrowed(name.strip_prefix("language_model.").unwrap_or(name))
 }
 
 /// Displays a name from a file: quoted, without control characters, and at most one line.

@@ -15,12 +15,13 @@ use super::declared::{Declared, Planes, Prepared, elements};
 use super::experts::{self, ExpertShape};
 use super::names::{ExpertNames, Name};
 use super::needs::{Discovery, Need, NeedKind};
+use super::parts::TextModel;
 use super::product::Product;
 use super::{Model, Span, keys};
 use crate::backend::{Buf, BufShape, Matrix, Router, StateShape, Vector};
 use crate::error::{Error, Result};
 use crate::experts::{ByteSource, Device, ExpertLayer, PartShape};
-use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value};
+use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value, known_name};
 
 /// The most experts in a layer. No real model has more; the limit keeps lists of experts small for hostile files.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -572,10 +573,11 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If the file has a tensor that the family did not declare: ignoring it would compute another model.
     pub fn finish(self, model: Box<dyn Model>, context: usize) -> Result<Blueprint> {
+        let text_model = TextModel::of(self.file, &self.declared);
         let unknown = self.file.tensors.iter().filter(|t| !self.declared.contains(t.name.as_str()));
         let mut beyond = 0;
         for tensor in unknown {
-            if self.is_beyond(&tensor.name) {
+            if self.is_beyond(&text_model, &tensor.name) {
                 beyond += 1;
                 continue;
             }
@@ -596,28 +598,16 @@ impl<'a> Builder<'a> {
 
     /// Whether a tensor belongs to something other than the text model: to layers for multi-token prediction, to
     /// vision or audio, or to tables that can be computed from the settings.
-    fn is_beyond(&self, name: &str) -> bool {
+    fn is_beyond(&self, text_model: &TextModel<'_>, name: &str) -> bool {
         if self.format() == Format::Gguf {
             return name.strip_prefix("blk.").is_some_and(|rest| self.is_in_extra_layer(rest));
         }
-        const OTHERS: [&str; 8] = [
-            "mtp.",
-            "visual.",
-            "vision_tower.",
-            "vision_embedder.",
-            "multi_modal_projector.",
-            "embed_vision.",
-            "audio_tower.",
-            "embed_audio.",
-        ];
-        let name = name.strip_prefix("language_model.").unwrap_or(name);
-        let part = name.strip_prefix("model.").unwrap_or(name);
-        if OTHERS.iter().any(|prefix| part.starts_with(prefix)) || name.ends_with(".rotary_emb.inv_freq") {
+        if text_model.excludes(name) || name.ends_with(".rotary_emb.inv_freq") {
             return true;
         }
-        let layer =
-            name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("model.language_model.layers."));
-        layer.is_some_and(|rest| self.is_in_extra_layer(rest))
+        let name = known_name(self.format(), name);
+        let predicts = ["mtp.", "model.mtp."].iter().any(|prefix| name.starts_with(prefix));
+        predicts || name.strip_prefix("model.layers.").is_some_and(|rest| self.is_in_extra_layer(rest))
     }
 
     /// Whether a tensor belongs to a layer for multi-token prediction. `name` starts with the layer's number.

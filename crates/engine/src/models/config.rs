@@ -282,8 +282,9 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If the strength is present without a length, or a number is invalid.
     pub fn temperature(&self) -> Result<Option<Temperature>> {
+        let length = self.number(keys::TEMPERATURE_LENGTH)?;
         let Some(strength) = self.nonzero_float(keys::TEMPERATURE)? else { return Ok(None) };
-        let length = match self.optional_count(keys::TEMPERATURE_LENGTH)? {
+        let length = match Some(length).filter(|&length| length > 0) {
             Some(length) => length,
             None => self.count(keys::ROPE_ORIGINAL)?,
         };
@@ -300,6 +301,10 @@ impl<'a> Config<'a> {
             Some("linear") => Ok(RopeScaling::Linear(self.float(keys::ROPE_FACTOR)?.into())),
             Some("llama3") => self.llama3().map(RopeScaling::Llama3),
             Some("yarn") => self.yarn().map(RopeScaling::Yarn),
+            // Hunyuan calls its scaling dynamic, but the frequencies are fixed.
+            Some("dynamic") if let Some(alpha) = self.optional_float(keys::ROPE_ALPHA)? => {
+                Ok(RopeScaling::RaisedBase(alpha.into()))
+            }
             Some("proportional") => {
                 let share = self.optional_float(keys::ROPE_SHARE)?.unwrap_or(1.0).into();
                 let factor = self.optional_float(keys::ROPE_FACTOR)?.unwrap_or(1.0).into();

@@ -3,10 +3,8 @@
 
 use super::attention::{AttentionNames, Grouped, QkNorm};
 use super::feed_forward::{self, Mixture, Shared};
-use super::positions::Rotating;
 use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, Name, decoder, keys};
-use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
 use crate::format::Key;
 
@@ -34,9 +32,6 @@ const EXPERT_INNER: Key =
     Key { gguf: "expert_feed_forward_length", hugging_face: &["moe_intermediate_size"] };
 const SHARED_EXPERTS: Key = Key { gguf: "expert_shared_count", hugging_face: &["num_shared_expert"] };
 const SHARED_INNER: Key = Key { gguf: "expert_shared_feed_forward_length", hugging_face: &[] };
-/// Stretches the rotation by raising the base of its frequencies.
-const ALPHA: Key =
-    Key { gguf: "rope.scaling.alpha", hugging_face: &["rope_parameters.alpha", "rope_scaling.alpha"] };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     config.refuse_true(keys::QKV_BIAS)?;
@@ -51,21 +46,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     let mixture =
         Mixture { gate: ROUTER, shared: Some(Shared::named(shared, SHARED)), ..Mixture::new(router, inner) };
-    let attention = Grouped::of_config(config)?;
-    let attention = Grouped {
-        qk_norm: QkNorm::HeadAfterRotation,
-        rotation: Some(rotation(config, attention.key_dim)?),
-        names: NAMES,
-        ..attention
-    };
+    let attention =
+        Grouped { qk_norm: QkNorm::HeadAfterRotation, names: NAMES, ..Grouped::read(config)? };
     decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
-}
-
-/// The rotation. Checkpoints call their scaling dynamic, but the frequencies are fixed.
-fn rotation(config: &Config<'_>, key_dim: usize) -> Result<Rotating> {
-    let Some(alpha) = config.optional_float(ALPHA)? else { return Rotating::read(config, key_dim) };
-    let base = f64::from(config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0));
-    let dim = key_dim as f64;
-    let stretched = base * f64::from(alpha).powf(dim / (dim - 2.0));
-    Ok(Rotating::new(key_dim, stretched as f32, RopeScaling::Plain))
 }

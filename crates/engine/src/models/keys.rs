@@ -51,6 +51,8 @@ pub const ROPE_SCALING: Key = key(
 );
 /// The factor of the scaling.
 pub const ROPE_FACTOR: Key = key("rope.scaling.factor", &["rope_parameters.factor", "rope_scaling.factor"]);
+/// The factor by which a raised base divides the slowest frequency.
+pub const ROPE_ALPHA: Key = key("", &["rope_parameters.alpha", "rope_scaling.alpha"]);
 /// The factor of the scaling, in older GGUF files.
 pub const ROPE_LINEAR: Key = key("rope.scale_linear", &[]);
 /// The context length of the first training.

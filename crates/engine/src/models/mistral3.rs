@@ -5,6 +5,7 @@ use super::feed_forward::Dense;
 use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, decoder, keys};
 use crate::backend::RopePairs;
+use crate::blocks::rope::{RopeScaling, Yarn};
 use crate::error::Result;
 use crate::format::Format;
 
@@ -18,8 +19,15 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => RopePairs::Interleaved,
         Format::HuggingFace | Format::Mlx => RopePairs::HalfSplit,
     };
-    let attention =
+    let mut attention =
         Grouped { temperature: config.temperature()?, ..Grouped::read(config)?.with_pairs(pairs) };
+    if let Some(rotation) = &mut attention.rotation
+        && let RopeScaling::Yarn(Yarn { factor, mscale_all_dim: Some(m), .. }) = rotation.scaling
+        && config.format() == Format::Gguf
+    {
+        // Unlike those of other families, these files have the number itself instead of a tenth of it.
+        rotation.scale = (Yarn::magnitude(factor, 1.0) / Yarn::magnitude(factor, 0.1 * m)) as f32;
+    }
     let layer = LayerRecipe::new(attention, Dense::new(config.count(keys::INNER)?));
     let recipe = Recipe::uniform(config, &layer)?;
     decoder::describe(config, b, &recipe)

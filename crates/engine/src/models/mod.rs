@@ -32,6 +32,7 @@ mod mistral4;
 mod names;
 mod needs;
 mod olmoe;
+mod parts;
 mod positions;
 mod product;
 mod qwen2;
@@ -150,7 +151,7 @@ pub fn describe(file: &ModelFile) -> Result<Blueprint> {
 /// # Errors
 /// As [`describe`]; [`Error::Invalid`] if the model has no such layers.
 pub fn describe_layers(file: &ModelFile, layers: Option<Range<usize>>) -> Result<Blueprint> {
-    refuse_drafts(file)?;
+    refuse_parts(file)?;
     let arch = recognise(file)?;
     let config = Config::new(file);
     let mut builder = Builder::for_layers(file, layers);
@@ -161,11 +162,19 @@ pub fn describe_layers(file: &ModelFile, layers: Option<Range<usize>>) -> Result
 /// Architectures of draft models for speculative decoding.
 const DRAFTS: [&str; 3] = ["eagle3", "dflash", "gemma4-assistant"];
 
-/// Refuses GGUF files that have only a draft for speculative decoding with another model. Some have that model's
-/// architecture, but only its layers for multi-token prediction (MTP).
-fn refuse_drafts(file: &ModelFile) -> Result<()> {
+/// Refuses GGUF files that have only a part of a model: the encoder and projector of images or audio, or a draft for
+/// speculative decoding with another model. Some drafts have that model's architecture, but only its layers for
+/// multi-token prediction (MTP).
+fn refuse_parts(file: &ModelFile) -> Result<()> {
     if file.format != Format::Gguf {
         return Ok(());
+    }
+    if file.architecture() == Some("clip") || file.metadata.str("general.type") == Some("mmproj") {
+        return Err(Error::Unsupported(format!(
+            "{}: this file holds only a vision or audio projector (mmproj), not a model; use the GGUF file of the \
+             model itself, which Forebay runs on text",
+            file.path().display()
+        )));
     }
     let has_draft_architecture = file.architecture().is_some_and(|name| DRAFTS.contains(&name));
     let starts = |prefix: &str| file.tensors.iter().any(|tensor| tensor.name.starts_with(prefix));

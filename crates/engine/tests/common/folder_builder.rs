@@ -87,7 +87,10 @@ impl Folder {
         std::fs::create_dir_all(to).unwrap();
         std::fs::write(to.join("config.json"), Value::Object(self.config.clone()).to_string()).unwrap();
         for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-            std::fs::copy(self.from.join(name), to.join(name)).unwrap();
+            // Not every folder has settings for generation.
+            if name != "generation_config.json" || self.from.join(name).exists() {
+                std::fs::copy(self.from.join(name), to.join(name)).unwrap();
+            }
         }
     }
 }

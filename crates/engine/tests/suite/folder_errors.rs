@@ -116,6 +116,17 @@ fn a_tensor_that_is_missing_wrong_or_unknown_is_named() {
     let error =
         refusal("qwen3moe", |f| f.add("model.layers.0.self_attn.q_proj.bias", "BF16", &[1], vec![0; 2]));
     assert_unsupported(&error, &["q_proj.bias", "unknown"]);
+    let error = refusal("qwen3moe", |f| f.add("vision_tower.norm.weight", "F32", &[1], vec![0; 4]));
+    assert_unsupported(&error, &["vision_tower.norm.weight", "unknown"]);
+    for unknown in ["model.language_model.layers.0.self_attn.q_proj.bias", "model.language_model.gate.weight"]
+    {
+        let error = refusal("qwen3moe", |f| {
+            f.rename(|name| name.replace("model.", "model.language_model."));
+            f.add("model.visual.norm.weight", "F32", &[1], vec![0; 4]);
+            f.add(unknown, "F32", &[1], vec![0; 4]);
+        });
+        assert_unsupported(&error, &[unknown, "unknown"]);
+    }
     let error = refusal("qwen3moe", |f| {
         let weight = f.tensor("model.layers.0.mlp.experts.3.down_proj.weight");
         weight.dtype = "F16".into();

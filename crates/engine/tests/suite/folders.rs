@@ -83,9 +83,10 @@ fn experts_may_be_fused_and_the_text_model_may_be_part_of_a_larger_one() {
             Some(rest) => format!("{prefix}{rest}"),
             None => name.replace("lm_head.", head),
         });
-        // Vision and multi-token prediction are not part of the text model.
-        folder.add("model.visual.patch_embed.weight", "F32", &[2], vec![0; 8]);
-        folder.add("mtp.fc.weight", "F32", &[2], vec![0; 8]);
+        // Vision, audio and multi-token prediction are not part of the text model.
+        for other in ["model.visual.patch_embed", "audio_tower.conv1", "patch_merge_mlp.linear_1", "mtp.fc"] {
+            folder.add(format!("{other}.weight"), "F32", &[2], vec![0; 8]);
+        }
         folder.add(format!("{prefix}layers.3.enorm.weight"), "F32", &[2], vec![0; 8]);
         let text = std::mem::take(&mut folder.config);
         folder.config.insert("architectures".into(), text["architectures"].clone());
@@ -97,6 +98,20 @@ fn experts_may_be_fused_and_the_text_model_may_be_part_of_a_larger_one() {
         folder.write(temporary.path());
         assert_bits_of_the_gguf(temporary.path(), prefix);
     }
+}
+
+/// As in Step 3.7.
+#[test]
+fn other_parts_may_stand_beside_a_text_model_without_a_prefix() {
+    let mut folder = Folder::read(&golden());
+    folder.config.insert("vision_config".into(), json!({ "depth": 1 }));
+    for other in ["vision_model.conv1.weight", "vit_large_projector.weight", "model.vision_tower.norm.weight"]
+    {
+        folder.add(other, "F32", &[2], vec![0; 8]);
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    folder.write(temporary.path());
+    assert_bits_of_the_gguf(temporary.path(), "beside vision");
 }
 
 /// Turns `experts.N.gate_proj` and so on into `experts.gate_up_proj` and `experts.down_proj`.

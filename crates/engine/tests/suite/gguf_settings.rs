@@ -67,7 +67,17 @@ impl Subject {
         let file = ModelFile::open(path).unwrap();
         let vocabulary = file.tensor("token_embd.weight").unwrap().shape[0] as u32;
         let tokens = random_tokens(24, vocabulary, 1);
-        Subject { file, builder: GgufBuilder::copy_of(path), tokens, folder }
+        let mut subject = Subject { file, builder: GgufBuilder::copy_of(path), tokens, folder };
+        // These two have no effect without each other.
+        let [scale, length] = ["scale", "length"].map(|key| subject.name(&format!("attention.temperature_{key}")));
+        let sharpened = with(
+            &subject.file.metadata,
+            &[(&scale, &Value::Float(0.5)), (&length, &Value::Unsigned(8))],
+        );
+        if subject.refusal(sharpened.clone()).is_none() {
+            subject.file.metadata = sharpened;
+        }
+        subject
     }
 
     fn name(&self, key: &str) -> String {

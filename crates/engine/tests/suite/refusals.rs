@@ -250,6 +250,19 @@ fn drafts_for_speculative_decoding_are_refused_by_name() {
     assert_says(&unsupported(&other), &["draft", "use the GGUF file of the model"]);
 }
 
+#[test]
+fn projectors_of_images_and_audio_are_refused_by_name() {
+    let key = "general.architecture";
+    let clip = tiny_model(HIDDEN).without(key).str(key, "clip");
+    let typed = tiny_model(HIDDEN).str("general.type", "mmproj");
+    for file in [clip, typed] {
+        assert_says(
+            &unsupported(&file),
+            &["vision or audio projector (mmproj)", "use the GGUF file of the model"],
+        );
+    }
+}
+
 /// NVFP4 files have scales next to their matrices: one, or one per expert.
 #[test]
 fn scales_that_do_not_fit_their_matrix_are_refused() {
