@@ -508,7 +508,9 @@ mod tests {
         ];
         let (rows, cols) = (5, 512);
         for encoding in encodings.chain(planes) {
-            for pick in [RowPick::ALL, RowPick { first: 0, step: 2, of: 2 }, RowPick { first: 2, step: 3, of: 3 }] {
+            for pick in
+                [RowPick::ALL, RowPick { first: 0, step: 2, of: 2 }, RowPick { first: 2, step: 3, of: 3 }]
+            {
                 let lengths = encoding.plane_bytes(rows * pick.step, cols).unwrap();
                 // Never a NaN, which a conversion might change.
                 let byte = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8 & 0x3f;

@@ -8,8 +8,8 @@ use std::hint::black_box;
 use common::{Random, Stored};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_kernels::{
-    Activation, Affine, AttentionStep, DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel, Rows,
-    RunningSoftmax, STATE_COLUMNS, TileMut, Tiles,
+    Activation, Affine, AttentionStep, DType, DeltaStep, Encoding, Isa, KEY_BLOCK, Kernels, KvRef, Q8Panel,
+    Rows, RunningSoftmax, STATE_COLUMNS, TileMut, Tiles,
 };
 use half::f16;
 

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "aarch64")]
 use crate::neon;
-use crate::scalar::{self, Activation, AttentionStep, DeltaStep, Gate, RopePairs, RunningSoftmax, STATE_COLUMNS, Tap};
+use crate::scalar::{
+    self, Activation, AttentionStep, DeltaStep, Gate, RopePairs, RunningSoftmax, STATE_COLUMNS, Tap,
+};
 use crate::tensor::{MatRef, Q8Panel, Rows, TileMut};
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2, avx512};

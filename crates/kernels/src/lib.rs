@@ -28,6 +28,7 @@ pub use dtype::DType;
 pub use encoding::{Affine, Encoding, Tiles};
 pub use pool::{Grain, Piece, Pool};
 pub use scalar::{
-    Activation, AttentionStep, DeltaStep, Gate, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax, STATE_COLUMNS, Tap,
+    Activation, AttentionStep, DeltaStep, Gate, KEY_BLOCK, KvRef, RopePairs, RunningSoftmax, STATE_COLUMNS,
+    Tap,
 };
 pub use tensor::{MatRef, Planes, Q8Panel, Rows, TileMut};

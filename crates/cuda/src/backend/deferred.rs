@@ -168,8 +168,8 @@ impl CudaBackend {
         let used: SmallVec<[Buf; 7]> =
             [x, out].into_iter().chain(added).chain(products.iter().map(|&(_, out)| out)).collect();
         let apart = (1..used.len()).all(|i| used[..i].iter().all(|other| other.index() != used[i].index()));
-        let movable = added.is_none()
-            || self.entered.contains(&x) && self.moved.is_none_or(|moved| moved == x.index());
+        let movable =
+            added.is_none() || self.entered.contains(&x) && self.moved.is_none_or(|moved| moved == x.index());
         let fits = x.width() <= VECTOR_COLS && self.precision == Precision::Fast;
         if out != normed || !(whole && apart && movable && fits) {
             return Ok(None);

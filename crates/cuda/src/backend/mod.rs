@@ -12,7 +12,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::{
     Activation, Attention, Backend, Buf, BufShape, DeltaRule, Gate, HeadMatrices, Heads, KvPages, LayerState,
-    Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector, Weight,
+    Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector,
+    Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;

@@ -241,13 +241,7 @@ impl CudaBackend {
     }
 
     /// Attention of one row of each sequence, with the rotation if it was deferred.
-    fn attend_step(
-        &mut self,
-        a: &Attention,
-        kv: Args,
-        shape: &KvShape,
-        longest: usize,
-    ) -> Result<()> {
+    fn attend_step(&mut self, a: &Attention, kv: Args, shape: &KvShape, longest: usize) -> Result<()> {
         let kernels = self.kernels()?;
         let blocks = step_blocks(a, shape);
         let Shares { splits, partial } = self.shares(a, shape, longest, blocks, STEP_KEYS)?;

@@ -11,8 +11,8 @@ use forebay_engine::internals::backend::{
 };
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{
-    BatchShape, ByteRange, ByteSource, CpuExecutor, ExecutorBuilder, ExpertExecutor, ExpertLayer, ExpertSetup,
-    ExpertStore, IoMethod, Mixture, PartShape, RowPick, SlotClasses, StoreOptions,
+    BatchShape, ByteRange, ByteSource, CpuExecutor, ExecutorBuilder, ExpertExecutor, ExpertLayer,
+    ExpertSetup, ExpertStore, IoMethod, Mixture, PartShape, RowPick, SlotClasses, StoreOptions,
 };
 use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{LayerIdx, TokenId};

@@ -1,8 +1,8 @@
 //! Compares the GPU's operations with the CPU's: each alone, in unusual orders, and attention of every shape.
 
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, CpuBackend, Gate, Heads, KvShape, Matrix, Precision,
-    RopePairs, Rope, Sequence, SequenceState, StateShape, Vector, Weight, Window,
+    Activation, Attention, Backend, Batch, Buf, BufShape, CpuBackend, Gate, Heads, KvShape, Matrix,
+    Precision, Rope, RopePairs, Sequence, SequenceState, StateShape, Vector, Weight, Window,
 };
 use forebay_engine::{LayerIdx, TokenId};
 use forebay_kernels::{DType, Encoding};
@@ -214,7 +214,9 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
         }
         match before {
             Before::Nothing => {}
-            Before::NormAndRotation => b.norm_and_rotate([(q, Some(norm)), (k, Some(norm))], &heads_of).unwrap(),
+            Before::NormAndRotation => {
+                b.norm_and_rotate([(q, Some(norm)), (k, Some(norm))], &heads_of).unwrap()
+            }
             _ => b.norm_and_rotate([(q, None), (k, None)], &heads_of).unwrap(),
         }
         match before {

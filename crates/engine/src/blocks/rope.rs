@@ -87,6 +87,7 @@ impl RopeScaling {
             RopeScaling::Plain
             | RopeScaling::Linear(_)
             | RopeScaling::Llama3(_)
+            | RopeScaling::RaisedBase(_)
             | RopeScaling::Proportional { .. } => 1.0,
             RopeScaling::Yarn(yarn) => yarn.scale as f32,
         }

@@ -40,10 +40,8 @@ pub const V2: Arch = Arch {
 const SCORE_FUNCTION: Key = Key { gguf: "", hugging_face: &["score_function"] };
 const CORRECTS: Key = Key { gguf: "", hugging_face: &["moe_router_enable_expert_bias"] };
 const SHARED_EXPERTS: Key = Key { gguf: "expert_shared_count", hugging_face: &["num_shared_experts"] };
-const SHARED_INNER: Key = Key {
-    gguf: "expert_shared_feed_forward_length",
-    hugging_face: &["moe_shared_expert_intermediate_size"],
-};
+const SHARED_INNER: Key =
+    Key { gguf: "expert_shared_feed_forward_length", hugging_face: &["moe_shared_expert_intermediate_size"] };
 const HAS_SHARED: Key = Key { gguf: "", hugging_face: &["moe_router_enable_shared_expert"] };
 const HAS_BIASES: Key = Key { gguf: "", hugging_face: &["use_bias"] };
 const HAS_QKV_BIASES: Key = Key { gguf: "", hugging_face: &["use_qkv_bias"] };
@@ -87,10 +85,10 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>, pairs: RopePairs) -> Resul
         ..Mixture::new(router(config)?, inner)
     };
     let dense = LayerRecipe::new(attention.clone(), Dense::new(config.count(keys::INNER)?));
-    let recipe =
-        Recipe::dense_first(config, dense_layers, &dense, &LayerRecipe::new(attention, mixture))?;
+    let recipe = Recipe::dense_first(config, dense_layers, &dense, &LayerRecipe::new(attention, mixture))?;
     // Converters to GGUF and MLX normalise the output matrix.
-    let normalises = config.format() == Format::HuggingFace && config.optional_bool(NORMALISES_OUTPUT)? == Some(true);
+    let normalises =
+        config.format() == Format::HuggingFace && config.optional_bool(NORMALISES_OUTPUT)? == Some(true);
     decoder::describe(config, b, &Recipe { embed: EMBED, normalises_output: normalises, ..recipe })
 }
 
@@ -104,16 +102,14 @@ fn shared(config: &Config<'_>, inner: usize) -> Result<Option<Shared>> {
 
 fn router(config: &Config<'_>) -> Result<Router> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false);
-    let scores = match (config.optional_count(keys::ROUTER_FUNCTION)?, config.optional_text(SCORE_FUNCTION)?) {
+    let scores = match (config.optional_count(keys::ROUTER_FUNCTION)?, config.optional_text(SCORE_FUNCTION)?)
+    {
         (None | Some(1), None) | (None, Some("softmax")) => Scores::Softmax,
         (Some(2), _) | (None, Some("sigmoid")) => Scores::Sigmoid,
         (Some(other), _) => return Err(config.unsupported(keys::ROUTER_FUNCTION, &other.to_string())),
         (None, Some(other)) => return Err(config.unsupported(SCORE_FUNCTION, other)),
     };
-    let router = Router {
-        scores,
-        scale: config.router_scale()?,
-        ..feed_forward::softmax_router(config, normalise)?
-    };
+    let router =
+        Router { scores, scale: config.router_scale()?, ..feed_forward::softmax_router(config, normalise)? };
     Ok(Router { groups: deepseek2::groups(config, &router, GroupScore::BestTwo)?, ..router })
 }

@@ -460,7 +460,8 @@ impl<'a> Config<'a> {
             (Format::Gguf, LayerKind::Windowed) => vec![format!("{}_swa", key.gguf)],
             (Format::HuggingFace | Format::Mlx, _) => {
                 // A list with nulls is stored number by number.
-                let names = |name: &&str| [format!("per_layer_config.{layer}.{name}"), format!("{name}.{layer}")];
+                let names =
+                    |name: &&str| [format!("per_layer_config.{layer}.{name}"), format!("{name}.{layer}")];
                 let of_kind = |name: &&str| kind.setting(name);
                 let all = key.hugging_face.iter();
                 all.flat_map(|name| names(name).into_iter().chain(of_kind(name))).collect()

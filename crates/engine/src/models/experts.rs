@@ -94,13 +94,11 @@ impl Search<'_, '_> {
     fn stacked(&mut self) -> Result<Option<[Stack; 3]>> {
         let patterns: &[(&str, &str)] = match self.b.format() {
             Format::Gguf => &[("ffn_", "_exps.weight")],
-            Format::HuggingFace | Format::Mlx => {
-                &[
-                    ("switch_mlp.", "_proj.weight"),
-                    ("experts.switch_glu.", "_proj.weight"),
-                    ("experts.", "_proj.weight"),
-                ]
-            }
+            Format::HuggingFace | Format::Mlx => &[
+                ("switch_mlp.", "_proj.weight"),
+                ("experts.switch_glu.", "_proj.weight"),
+                ("experts.", "_proj.weight"),
+            ],
         };
         for (before, after) in patterns {
             let names = ["gate", "up", "down"].map(|part| self.name(&format!("{before}{part}{after}")));

@@ -46,7 +46,6 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     let mixture =
         Mixture { gate: ROUTER, shared: Some(Shared::named(shared, SHARED)), ..Mixture::new(router, inner) };
-    let attention =
-        Grouped { qk_norm: QkNorm::HeadAfterRotation, names: NAMES, ..Grouped::read(config)? };
+    let attention = Grouped { qk_norm: QkNorm::HeadAfterRotation, names: NAMES, ..Grouped::read(config)? };
     decoder::describe(config, b, &Recipe::uniform(config, &LayerRecipe::new(attention, mixture))?)
 }

@@ -16,14 +16,14 @@ pub const ARCH: Arch =
 const EXPERTS: Key = Key { gguf: "expert_count", hugging_face: &["moe_num_primary_experts"] };
 const EXPERTS_USED: Key =
     Key { gguf: "expert_used_count", hugging_face: &["moe_num_active_primary_experts"] };
-const EXPERT_INNER: Key =
-    Key { gguf: "expert_feed_forward_length", hugging_face: &["moe_ffn_hidden_size"] };
+const EXPERT_INNER: Key = Key { gguf: "expert_feed_forward_length", hugging_face: &["moe_ffn_hidden_size"] };
 const HAS_SOFTMAX: Key = Key { gguf: "", hugging_face: &["moe_primary_router_apply_softmax"] };
 const ROUTES_EARLY: Key = Key { gguf: "", hugging_face: &["moe_enable_early_router"] };
 const HAS_SECONDARY: Key = Key { gguf: "", hugging_face: &["moe_enable_secondary_experts"] };
 /// For each layer, whether it is a mixture, has a window, and rotates queries and keys.
 const MIXTURES: Key = Key { gguf: "", hugging_face: &["moe_layer_layout"] };
-const WINDOWS: Key = Key { gguf: "attention.sliding_window_pattern", hugging_face: &["sliding_window_layout"] };
+const WINDOWS: Key =
+    Key { gguf: "attention.sliding_window_pattern", hugging_face: &["sliding_window_layout"] };
 const ROTATIONS: Key = Key { gguf: "", hugging_face: &["rope_layout"] };
 const WINDOW: Key = Key { gguf: "attention.sliding_window", hugging_face: &["sliding_window_size"] };
 

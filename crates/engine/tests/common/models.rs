@@ -23,8 +23,15 @@ pub fn demo_model() -> PathBuf {
 pub const DEMO_LOGITS: &str = "golden/tales-qwen3moe-Q4_K_M.f32.logits.safetensors";
 
 /// Models with unusual features, each a folder.
-pub const PECULIAR: &[&str] =
-    &["deepseek_v2-groups", "glm4_moe_lite", "gpt_oss-mxfp4", "glm4moe-mtp", "hunyuan_v1_moe-alpha", "bailingmoe-head", "smallthinker-softmax"];
+pub const PECULIAR: &[&str] = &[
+    "deepseek_v2-groups",
+    "glm4_moe_lite",
+    "gpt_oss-mxfp4",
+    "glm4moe-mtp",
+    "hunyuan_v1_moe-alpha",
+    "bailingmoe-head",
+    "smallthinker-softmax",
+];
 
 /// Every tiny model, and the name of the logits that another program computed.
 pub fn tiny_models() -> Vec<(PathBuf, String)> {

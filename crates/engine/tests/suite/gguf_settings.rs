@@ -69,11 +69,10 @@ impl Subject {
         let tokens = random_tokens(24, vocabulary, 1);
         let mut subject = Subject { file, builder: GgufBuilder::copy_of(path), tokens, folder };
         // These two have no effect without each other.
-        let [scale, length] = ["scale", "length"].map(|key| subject.name(&format!("attention.temperature_{key}")));
-        let sharpened = with(
-            &subject.file.metadata,
-            &[(&scale, &Value::Float(0.5)), (&length, &Value::Unsigned(8))],
-        );
+        let [scale, length] =
+            ["scale", "length"].map(|key| subject.name(&format!("attention.temperature_{key}")));
+        let sharpened =
+            with(&subject.file.metadata, &[(&scale, &Value::Float(0.5)), (&length, &Value::Unsigned(8))]);
         if subject.refusal(sharpened.clone()).is_none() {
             subject.file.metadata = sharpened;
         }
