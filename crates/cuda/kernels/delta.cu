@@ -49,27 +49,36 @@ struct DeltaArgs {
     u32 channels;
 };
 
+struct ConvolveArgs {
+    const Stretch* stretches;
+    const float* x; // [rows, channels]
+    float* out;     // [rows, channels]
+    const float* filters; // [kernel, channels]
+    u32 kernel, channels;
+    u32 activates; // whether SiLU follows
+};
+
 // The convolution's input at index `i` of a stretch, counted from the first stored input.
-__device__ inline float input(const DeltaArgs& d, const Stretch& s, u32 i, u32 channel) {
-    u32 kept = d.kernel - 1;
-    if (i >= kept) return d.qkv[(u64)(s.row + i - kept) * d.channels + channel];
+__device__ inline float input(const ConvolveArgs& c, const Stretch& s, u32 i, u32 channel) {
+    u32 kept = c.kernel - 1;
+    if (i >= kept) return c.x[(u64)(s.row + i - kept) * c.channels + channel];
     if (s.start + i < kept || !s.before) return 0;
-    return s.before[(u64)i * d.channels + channel];
+    return s.before[(u64)i * c.channels + channel];
 }
 
 // One thread per channel of a token. blockIdx.y is the token of a stretch or, after the last token, an input to store.
-extern "C" __global__ void convolve(const DeltaArgs d) {
+extern "C" __global__ void convolve(const ConvolveArgs c) {
     await_previous();
-    Stretch s = d.stretches[blockIdx.z];
+    Stretch s = c.stretches[blockIdx.z];
     u32 channel = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
-    if (channel >= d.channels) return;
+    if (channel >= c.channels) return;
     if (token < s.count) {
         float sum = 0;
-        for (u32 j = 0; j < d.kernel; j++)
-            sum = fmaf(d.filters[(u64)j * d.channels + channel], input(d, s, token + j, channel), sum);
-        d.convolved[(u64)(s.row + token) * d.channels + channel] = silu(sum);
+        for (u32 j = 0; j < c.kernel; j++)
+            sum = fmaf(c.filters[(u64)j * c.channels + channel], input(c, s, token + j, channel), sum);
+        c.out[(u64)(s.row + token) * c.channels + channel] = c.activates ? silu(sum) : sum;
     }
-    if (token < d.kernel - 1) s.after[(u64)token * d.channels + channel] = input(d, s, s.count + token, channel);
+    if (token < c.kernel - 1) s.after[(u64)token * c.channels + channel] = input(c, s, s.count + token, channel);
 }
 
 // Normalises queries and keys; one warp per head of a token.

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Buf, BufShape, DeltaRule, Gate, HeadMatrices, Heads, KvPages, LayerState,
-    Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector,
-    Weight,
+    Activation, Attention, Backend, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices, Heads,
+    KvPages, LayerState, Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart,
+    StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
@@ -342,6 +342,10 @@ impl Backend for CudaBackend {
 
     fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
         self.recur(rule, batch)
+    }
+
+    fn convolve(&mut self, convolution: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        self.convolve_rows(convolution, batch)
     }
 
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {

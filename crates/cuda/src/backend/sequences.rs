@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_engine::internals::backend::Batch;
 use forebay_engine::internals::backend::Sequence;
 use forebay_engine::internals::backend::{
-    Attention, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent, Window,
+    Attention, Convolution, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent, Window,
 };
 use forebay_engine::{LayerIdx, Result};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
@@ -65,6 +65,46 @@ struct Shares {
     /// The number of splits, and where their partial results are stored if there are several.
     splits: usize,
     partial: Address,
+}
+
+/// Stretches of different sequences, which are computed together: tokens between two stored states of a sequence.
+struct Round {
+    /// As the kernels' struct `Stretch`.
+    stretches: Vec<[u64; 4]>,
+    /// The most tokens of a stretch.
+    longest: usize,
+    /// The chunks of all stretches.
+    chunks: usize,
+}
+
+/// The stretches of a batch. Those of one sequence are computed one after the other.
+fn rounds(batch: &mut Batch<'_>, layer: LayerIdx) -> Result<Vec<Round>> {
+    let mut rounds: Vec<Round> = Vec::new();
+    for sequence in batch.sequences.iter_mut() {
+        let mut start = sequence.state.len();
+        let (state, marks) = sequence.state.layer(layer);
+        let state = state
+            .as_any_mut()
+            .downcast_mut::<Recurrent<DevicePieces>>()
+            .expect("the state was made by this backend");
+        let mut row = sequence.rows.start;
+        let advance = state.advance(start, start + sequence.rows.len(), marks)?;
+        let mut before = advance.from.map_or(0, |piece| piece.address());
+        for (i, (end, after)) in advance.to.into_iter().enumerate() {
+            if i == rounds.len() {
+                rounds.push(Round { stretches: Vec::new(), longest: 0, chunks: 0 });
+            }
+            let round = &mut rounds[i];
+            let tokens = end - start;
+            let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+            round.stretches.push([two(row, tokens), two(start, round.chunks), before, after.address()]);
+            round.chunks += tokens.div_ceil(CHUNK);
+            round.longest = round.longest.max(tokens);
+            before = after.address();
+            (start, row) = (end, row + tokens);
+        }
+    }
+    Ok(rounds)
 }
 
 /// The KV cache of a sequence in a layer.
@@ -265,6 +305,31 @@ impl CudaBackend {
         self.record(kernel, grid.shared(step_shared(shape)), args)
     }
 
+    /// Implements [`Backend::convolve`](forebay_engine::internals::backend::Backend::convolve).
+    pub(super) fn convolve_rows(&mut self, c: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        for Round { stretches, longest, .. } in rounds(batch, c.layer)? {
+            let listed = self.recorder.params(&stretches.concat())?;
+            self.convolve_round(c, listed, [longest, stretches.len()], false)?;
+        }
+        Ok(())
+    }
+
+    /// Convolves so many stretches of at most so many tokens. If it `activates`, SiLU follows.
+    fn convolve_round(
+        &mut self,
+        c: &Convolution,
+        listed: Address,
+        [tokens, stretches]: [usize; 2],
+        activates: bool,
+    ) -> Result<()> {
+        let kernels = self.kernels()?;
+        let channels = c.x.width();
+        let args = Args::new().at(listed).at(self.at(c.x)).at(self.at(c.out)).at(self.vector(c.filters));
+        let args = args.int(c.kernel).int(channels).flag(activates);
+        let grid = [channels.div_ceil(128), tokens.max(c.kernel - 1), stretches];
+        self.record(kernels.convolve, Shape::new(grid, 128), args)
+    }
+
     /// Implements [`Backend::delta_rule`](forebay_engine::internals::backend::Backend::delta_rule).
     pub(super) fn recur(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
         let kernels = self.kernels()?;
@@ -273,35 +338,6 @@ impl CudaBackend {
         let args = args.at(self.vector(d.biases)).long(count).int(d.a.width());
         self.record(kernels.delta_gates, Shape::each(count), args)?;
 
-        // Stretches of one sequence are computed one after the other, those of different sequences together.
-        let mut rounds: Vec<Vec<[u64; 4]>> = Vec::new();
-        let mut longest: Vec<usize> = Vec::new();
-        let mut chunks: Vec<usize> = Vec::new();
-        for sequence in batch.sequences.iter_mut() {
-            let mut start = sequence.state.len();
-            let (state, marks) = sequence.state.layer(d.layer);
-            let state = state
-                .as_any_mut()
-                .downcast_mut::<Recurrent<DevicePieces>>()
-                .expect("the state was made by this backend");
-            let mut row = sequence.rows.start;
-            let advance = state.advance(start, start + sequence.rows.len(), marks)?;
-            let mut before = advance.from.map_or(0, |piece| piece.address());
-            for (round, (end, after)) in advance.to.into_iter().enumerate() {
-                if round == rounds.len() {
-                    rounds.push(Vec::new());
-                    longest.push(0);
-                    chunks.push(0);
-                }
-                let tokens = end - start;
-                let two = |low: usize, high: usize| low as u64 | (high as u64) << 32;
-                rounds[round].push([two(row, tokens), two(start, chunks[round]), before, after.address()]);
-                chunks[round] += tokens.div_ceil(CHUNK);
-                longest[round] = longest[round].max(tokens);
-                before = after.address();
-                (start, row) = (end, row + tokens);
-            }
-        }
         let s = d.shape;
         let channels = s.channels();
         // For a head's queries and keys in shared memory.
@@ -312,7 +348,7 @@ impl CudaBackend {
             && s.key_dim.is_multiple_of(4)
             && channels.is_multiple_of(4)
             && (chunks_shared + CHUNKS_SHARED).max(pass_shared) <= self.gpu.shared_limit as usize;
-        for ((stretches, tokens), chunks) in rounds.iter().zip(longest).zip(chunks) {
+        for Round { stretches, longest: tokens, chunks } in rounds(batch, d.layer)? {
             let by_chunks = by_chunks && tokens >= CHUNK;
             let found = match by_chunks {
                 true => self.scratch(Scratch::Chunks, chunks * s.value_heads * CHUNK_BYTES)?,
@@ -323,8 +359,14 @@ impl CudaBackend {
             let args = args.at(self.at(d.a)).at(self.at(d.b)).at(self.at(d.out)).at(self.vector(d.filters));
             let args = args.int(s.key_heads).int(s.value_heads).int(s.key_dim).int(s.value_dim).int(s.kernel);
             let args = args.flag(s.order == HeadOrder::Interleaved).int(channels);
-            let columns = [channels.div_ceil(128), tokens.max(s.kernel - 1), stretches.len()];
-            self.record(kernels.convolve, Shape::new(columns, 128), args.clone())?;
+            let convolution = Convolution {
+                layer: d.layer,
+                x: d.qkv,
+                out: d.convolved,
+                filters: d.filters,
+                kernel: s.kernel,
+            };
+            self.convolve_round(&convolution, listed, [tokens, stretches.len()], true)?;
             let heads = [2 * s.key_heads, tokens, stretches.len()];
             self.record(kernels.delta_norm, Shape::new(heads, 32), args.clone())?;
             let blocks = [s.value_dim.div_ceil(STATE_COLUMNS), s.value_heads, stretches.len()];

@@ -1,8 +1,8 @@
 //! Compares the GPU's operations with the CPU's: each alone, in unusual orders, and attention of every shape.
 
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, CpuBackend, Gate, Heads, KvShape, Matrix,
-    Precision, Rope, RopePairs, Sequence, SequenceState, StateShape, Vector, Weight, Window,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, CpuBackend, Gate, Heads, KvShape,
+    Matrix, Precision, Rope, RopePairs, Sequence, SequenceState, StateShape, Vector, Weight, Window,
 };
 use forebay_engine::{LayerIdx, TokenId};
 use forebay_kernels::{DType, Encoding};
@@ -247,6 +247,48 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
         }
     }
     results
+}
+
+/// A convolution of two conversations: their prompts, the first of which is shorter than what the convolution spans,
+/// then a few tokens of each.
+#[test]
+fn convolutions_go_on_where_they_ended() {
+    const CHANNELS: usize = 150;
+    let shapes = [CHANNELS; 2].map(|width| BufShape { rows: 20, width });
+    let [x, out] = [0, 1].map(|i| Buf::nth(i, CHANNELS));
+    for kernel in [2, 4] {
+        compare("convolution", Precision::Fast, &shapes, 1e-6, |b| {
+            b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
+            let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
+            let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
+            let mut results = Vec::new();
+            for (batch, lens) in [[1usize, 9], [1, 1], [7, 2], [2, 1]].into_iter().enumerate() {
+                let rows = lens[0] + lens[1];
+                let [first, second] = &mut states;
+                let mut sequences = [
+                    Sequence { state: first, rows: 0..lens[0] },
+                    Sequence { state: second, rows: lens[0]..rows },
+                ];
+                b.begin(rows);
+                b.write(x, &numbers(rows * CHANNELS, 10 + batch as u64)).unwrap();
+                let convolution = Convolution { layer: LayerIdx(0), x, out, filters: Vector::nth(0), kernel };
+                let tokens = vec![TokenId(0); rows];
+                let positions: Vec<u32> = sequences
+                    .iter()
+                    .flat_map(|s| s.state.len()..s.state.len() + s.rows.len())
+                    .map(|position| position as u32)
+                    .collect();
+                let (tokens, positions) = (&tokens[..], &positions[..]);
+                let mut batch = Batch { tokens, positions, stream: None, sequences: &mut sequences };
+                b.convolve(&convolution, &mut batch).unwrap();
+                results.push(read(b, rows, out));
+                for (state, len) in states.iter_mut().zip(lens) {
+                    state.settle(state.len() + len);
+                }
+            }
+            results
+        });
+    }
 }
 
 const ROTATED: usize = 16;
