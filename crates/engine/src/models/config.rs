@@ -564,4 +564,18 @@ mod tests {
         assert!(yarn(1e6).unwrap_err().to_string().contains("absurdly"));
         assert_eq!(context(serde_json::json!({ "type": "linear", "factor": 4.0 })).unwrap(), 40_960);
     }
+
+    #[test]
+    fn the_original_context_beside_the_other_settings_precedes() {
+        let temporary = tempfile::tempdir().unwrap();
+        let file = folder(
+            temporary.path(),
+            &serde_json::json!({
+                "max_position_embeddings": 131_072, "original_max_position_embeddings": 4096,
+                "rope_scaling": { "type": "yarn", "factor": 32.0, "original_max_position_embeddings": 8192 }
+            }),
+        );
+        let scaling = Config::new(&file).rope_scaling().unwrap();
+        assert!(matches!(scaling, RopeScaling::Yarn(Yarn { original: 4096.0, .. })), "{scaling:?}");
+    }
 }

@@ -58,7 +58,11 @@ pub const ROPE_LINEAR: Key = key("rope.scale_linear", &[]);
 /// The context length of the first training.
 pub const ROPE_ORIGINAL: Key = key(
     "rope.scaling.original_context_length",
-    &["rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"],
+    &[
+        "original_max_position_embeddings",
+        "rope_parameters.original_max_position_embeddings",
+        "rope_scaling.original_max_position_embeddings",
+    ],
 );
 /// Rotations in the original context below which Llama 3 scales fully.
 pub const ROPE_LOW: Key = key("", &["rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"]);

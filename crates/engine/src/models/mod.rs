@@ -110,7 +110,7 @@ impl Arch {
     /// The model and the length of its context. Every setting that changes its arithmetic has been read.
     fn model(&self, config: &Config<'_>, b: &mut Builder<'_>) -> Result<(Box<dyn Model>, usize)> {
         let described = ((self.describe)(config, b)?, config.context()?);
-        unread::refuse(config)?;
+        unread::refuse(self.gguf, config)?;
         Ok(described)
     }
 }

@@ -98,3 +98,24 @@ fn settings_of_other_families_are_computed_or_refused_by_name() {
     }
     assert_eq!(silent, [""; 0]);
 }
+
+/// Where the families of transformers have different defaults, none is assumed.
+#[test]
+fn a_setting_whose_default_depends_on_the_family_may_not_be_missing() {
+    for (family, name, missing) in [
+        ("mixtral", "rope_theta", true),
+        ("minimax_m2", "rope_theta", true),
+        ("gpt_oss", "rope_theta", true),
+        ("glm4moe", "partial_rotary_factor", true),
+        ("llama", "rope_theta", false),
+    ] {
+        let [_, path] = containers(family);
+        let (mut folder, mut file) = (Folder::read(&path), ModelFile::open(&path).unwrap());
+        let nested = folder.config.get_mut("rope_parameters").and_then(Json::as_object_mut);
+        let removed = nested.and_then(|nested| nested.remove(name));
+        assert!(removed.or(folder.config.remove(name)).is_some(), "{family}");
+        file.metadata = folder::config_metadata(&path, folder.config).unwrap();
+        let error = describe(&file).err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(error.contains(&format!("{name} is missing")), missing, "{family}: {error}");
+    }
+}

@@ -2,10 +2,28 @@
 //! read them.
 
 use super::Neutral::{self, Empty, Off, On, One, Words};
+use crate::error::Result;
+use crate::format::Key;
+use crate::models::{Config, keys};
 
 /// The values of a setting that change nothing, if the setting is known to change the arithmetic.
 pub(super) fn neutral(name: &str) -> Option<Neutral> {
     KNOWN.iter().find(|(_, names)| names.contains(&name)).map(|&(neutral, _)| neutral)
+}
+
+/// Refuses a model without a setting whose default depends on the family in transformers. Published models have it.
+///
+/// # Errors
+/// If it is missing.
+pub(super) fn require(arch: &str, config: &Config<'_>) -> Result<()> {
+    let is_mixtral = arch == "llama" && config.optional_count(keys::EXPERTS)?.is_some();
+    let required: &[Key] = match arch {
+        "minimax-m2" | "gpt-oss" => &[keys::ROPE_BASE],
+        "glm4moe" => &[keys::ROPE_SHARE],
+        _ if is_mixtral => &[keys::ROPE_BASE],
+        _ => &[],
+    };
+    required.iter().try_for_each(|&key| config.float(key).map(drop))
 }
 
 const KNOWN: &[(Neutral, &[&str])] = &[

@@ -41,15 +41,20 @@ enum Neutral {
     OfWindow,
 }
 
-/// Refuses a model with a setting that its family's code has not read and that may change the arithmetic.
+/// Refuses a model with a setting that its family's code has not read and that may change the arithmetic. `arch` is the
+/// family's name in GGUF files.
 ///
 /// # Errors
-/// [`Error::Unsupported`], with the name of the setting and its value.
-pub fn refuse(config: &Config<'_>) -> Result<()> {
+/// [`Error::Unsupported`], with the name of the setting and its value; [`Error::Format`] if a setting without which the
+/// arithmetic is unknown is missing.
+pub fn refuse(arch: &str, config: &Config<'_>) -> Result<()> {
+    if config.format() != Format::Gguf {
+        folder::require(arch, config)?;
+    }
     for (name, key, value) in config.unread() {
         let (neutral, problem) = match config.format() {
             Format::Gguf => (
-                gguf::neutral(config.architecture(), key),
+                gguf::neutral(arch, key),
                 "is unknown and may change the arithmetic; a newer version may support it",
             ),
             Format::HuggingFace | Format::Mlx => match folder::neutral(key) {
