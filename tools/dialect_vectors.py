@@ -20,7 +20,11 @@ import jinja2.ext
 import jinja2.sandbox
 
 # Ends of an answer, in all formats.
-END = re.compile(r"<\|im_end\|>|\[e~\[|<｜end▁of▁sentence｜>|<\|call\|>|<\|return\|>|<\|eot_id\|>|<\|eom_id\|>|<\|user\|>|$(?![\s\S])")
+END = re.compile(
+    r"<\|im_end\|>|\[e~\[|<｜end▁of▁sentence｜>|<\|call\|>|<\|return\|>|<\|eot_id\|>|<\|eom_id\|>|<\|user\|>"
+    r"|<\|eot\|>|<\|eom\|>|<\|eos\|>|<turn\|>|<\|tool_response>|<\|END_OF_TURN_TOKEN\|>|<｜hy_eos:opensource｜>|<\|end_of_text\|>"
+    r"|$(?![\s\S])"
+)
 
 PROPERTIES = {
     "text": {"type": "string"},
@@ -38,7 +42,7 @@ PROPERTIES = {
 MOST_DIFFERENT = 40
 
 # Marks of reasoning, in all formats.
-REASONING = ("<think>", "[THINK]", "<|think|>", "<|channel|>")
+REASONING = ("<think>", "[THINK]", "<|think|>", "<|channel|>", "<|channel>", "<|START_THINKING|>", "<think{}>")
 
 
 def tool(name, properties):
@@ -94,6 +98,8 @@ def environment():
 def vector(template, source, thinking, reasoning, content, calls):
     if calls and '"%s" | format' in source:
         raise jinja2.exceptions.TemplateError("it renders strings without quotes")
+    if "\"'\" + arg_value" in source and "\\\\" in json.dumps(calls):
+        raise jinja2.exceptions.TemplateError("it renders backslashes that look like escapes")
     user = {"role": "user", "content": "Hello"}
 
     def answer(content, calls, spell_id):

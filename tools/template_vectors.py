@@ -18,8 +18,16 @@ import sys
 
 import jinja2.sandbox
 
-# Published templates change lists (`ids.append(id)`), which the sandbox of transformers refuses and llama.cpp accepts.
-jinja2.sandbox.ImmutableSandboxedEnvironment = jinja2.sandbox.SandboxedEnvironment
+
+class Sandbox(jinja2.sandbox.SandboxedEnvironment):
+    """Published templates change lists (`ids.append(id)`), which the sandbox of transformers refuses and llama.cpp accepts."""
+
+    def is_safe_attribute(self, obj, attr, value):
+        changes = isinstance(obj, dict) and jinja2.sandbox.modifies_known_mutable(obj, attr)
+        return not changes and super().is_safe_attribute(obj, attr, value)
+
+
+jinja2.sandbox.ImmutableSandboxedEnvironment = Sandbox
 from transformers.utils import chat_template_utils  # noqa: E402
 
 NOW = datetime.datetime(2024, 7, 26, 13, 5, 9)
@@ -167,7 +175,10 @@ def render(source, messages, settings):
             [messages], chat_template=source, bos_token="<s>", eos_token="</s>", **settings
         )
         return {"text": text}
-    except Exception:
+    except Exception as error:
+        # In Forebay, none has no items, and the template goes on.
+        if "'NoneType' object is not iterable" in str(error):
+            return None
         # The sandbox and Jinja raise errors of many types.
         return {"error": True}
 
@@ -182,10 +193,11 @@ def main():
     for path in sorted(templates.glob("*.jinja")):
         source = path.read_text()
         results = [
-            {"conversation": name, "settings": i, **render(source, messages, settings)}
+            {"conversation": name, "settings": i, **result}
             for n, (name, messages) in enumerate(CONVERSATIONS.items())
             for i, settings in enumerate(SETTINGS)
             if path.name not in SELF_CONTAINED or i == n % len(SETTINGS)
+            if (result := render(source, messages, settings)) is not None
         ]
         entries.append(json.dumps({"name": path.name, "source": source, "results": results}))
     print(",\n".join(entries) + "\n]}")

@@ -9,6 +9,7 @@ mod assembler;
 mod chat;
 mod messages;
 mod prompter;
+mod reasoning;
 mod reply;
 mod request;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::messages::{normalise, with_textual_arguments};
-use super::{Assembler, ChatRequest, ReplyOptions, ToolChoice};
+use super::{Assembler, ChatRequest, ReplyOptions, ToolChoice, reasoning};
 use crate::TokenId;
 use crate::chat::dialect::Dialect;
 use crate::chat::{ChatTemplate, Message, RenderOptions, Rendered};
@@ -262,15 +262,10 @@ impl Prompter {
             kwargs: request.kwargs.clone(),
             ..RenderOptions::default()
         };
-        // Templates use either name.
-        const NAMES: [&str; 2] = ["enable_thinking", "thinking"];
-        let says = NAMES.iter().any(|name| options.kwargs.contains_key(*name));
-        if let Some(think) = request.think.or(self.think).filter(|_| !says) {
-            options.kwargs.extend(NAMES.map(|name| (name.to_owned(), think.into())));
-        }
         let template = self.template()?.ok_or_else(|| {
             Error::about("messages", Error::Unsupported("the model has no chat template".into()))
         })?;
+        reasoning::set(&mut options.kwargs, request.think.or(self.think), template.source());
         let knows_developer = template.source().contains("developer");
         let messages = normalise(&request.messages, knows_developer)?;
         // A template writes the BOS token itself if the model needs one.

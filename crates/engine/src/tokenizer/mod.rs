@@ -281,29 +281,32 @@ impl Tokenizer {
         self.adds_bos
     }
 
-    /// Adds end tokens that files omit: those that end a turn by their name, and those of gpt-oss, Solar and GLM, whose
-    /// models end a call with a token of its own.
+    /// Adds end tokens that files omit: those that end a turn by their name, and those of gpt-oss, Solar Open, GLM and
+    /// Gemma 4, whose models end a call with a token of its own.
     fn complete_ends(&mut self) {
-        const TURN_ENDS: [&str; 9] = [
+        const TURN_ENDS: [&str; 8] = [
             "<|im_end|>",
             "<|eot_id|>",
             "<|eom_id|>",
-            "[e~[",
             "<|eot|>",
             "<|eom|>",
             "<end_of_turn>",
             "<turn|>",
-            "<|tool_response>",
+            "[e~[",
         ];
         let control = |text: &str| self.find(text).filter(|&id| self.is_control(id));
         let mut ends: Vec<TokenId> = TURN_ENDS.into_iter().filter_map(control).collect();
         let mut message_end = None;
-        for (call, answer) in [("<|call|>", "<|return|>"), ("<|calls|>", "<|flush|>")] {
+        for [call, answer] in [["<|call|>", "<|return|>"], ["<|calls|>", "<|flush|>"]] {
             if let (Some(call), Some(answer)) = (control(call), control(answer)) {
                 ends.extend([call, answer]);
                 // This token ends a message, and another message may follow.
                 message_end = control("<|end|>");
             }
+        }
+        // After its calls, Gemma 4 starts to write the result. This token is not a control token in its files.
+        if control("<turn|>").is_some() {
+            ends.extend(self.find("<|tool_response>"));
         }
         if control("[gMASK]").is_some() {
             ends.extend(["<|user|>", "<|observation|>"].into_iter().filter_map(control));

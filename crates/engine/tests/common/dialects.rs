@@ -120,9 +120,20 @@ pub const SOLAR: &str =
     "<|begin|>assistant<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>name<|tool_call:args|>";
 pub const GIGACHAT3: &str = "function call<|role_sep|>\n{}<|message_sep|>\n\n";
 pub const GIGACHAT31: &str = "assistant<|role_sep|>\n<|function_call|>{}<|message_sep|>\n\n";
+pub const HY3: &str = "HYTK = ':opensource' '<tool_calls{}>' '<tool_call{}>' '<tool_sep{}>' '<arg_key{}>'";
+pub const HY3_PREVIEW: &str = "<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>{key}</arg_key>";
+pub const GEMMA4: &str = "<|tool_call>call:name{key:<|\"|>value<|\"|>}<tool_call|>";
+pub const COHERE: &str = "<|START_TEXT|><|START_ACTION|>[{\"tool_name\": …}]<|END_ACTION|>";
+pub const COHERE_RESPONSE: &str = "<|START_RESPONSE|><|START_ACTION|>[{\"tool_name\": …}]<|END_ACTION|>";
+pub const GRANITE: &str = "<|start_of_role|>assistant<|end_of_role|><|tool_call|> <response></response>";
+pub const ERNIE: &str = "<global_setting><response>\n</response>\n<tool_call>\n</tool_call>";
+pub const HUNYUAN: &str =
+    "<|extra_4|><|extra_0|><tool_calls>[{\"name\": name, \"arguments\": …}]</tool_calls>";
+pub const LFM2: &str = "<|im_start|><|tool_call_start|>[]<|tool_call_end|>";
+pub const LLAMA4: &str = "<|header_start|>{\"name\": name, \"parameters\": …} message.tool_calls";
 pub const PYTHONIC: &str = "<|start_header_id|>[func_name1(params_name1=params_value1)]";
 pub const NONE: &str = "<|im_start|>{{ message.content }}<|im_end|>";
-pub const ALL: [&str; 20] = [
+pub const ALL: [&str; 30] = [
     HERMES,
     APRIEL,
     QWEN,
@@ -142,5 +153,15 @@ pub const ALL: [&str; 20] = [
     GIGACHAT3,
     GIGACHAT31,
     PYTHONIC,
+    HY3,
+    HY3_PREVIEW,
+    GEMMA4,
+    COHERE,
+    COHERE_RESPONSE,
+    GRANITE,
+    ERNIE,
+    HUNYUAN,
+    LFM2,
+    LLAMA4,
     NONE,
 ];

@@ -28,6 +28,16 @@ fn templates_show_their_dialect() {
         "gigachat3",
         "gigachat3.1",
         "pythonic",
+        "hy3",
+        "hy3-preview",
+        "gemma4",
+        "cohere",
+        "cohere-response",
+        "granite",
+        "hermes",
+        "apriel",
+        "lfm2",
+        "llama",
         "none",
     ];
     assert_eq!(names, expected);
@@ -54,6 +64,13 @@ fn tags_that_families_share_choose_no_dialect() {
         let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
         assert_eq!(read(template, text), [content(text)], "{template}");
     }
+    // Templates of LFM2 need not show a call.
+    for template in ["<|tool_list_start|>[…]<|tool_list_end|>", "<|im_start|>system\\nList of tools: […"]
+    {
+        assert_eq!(Dialect::of(template).name(), "lfm2");
+    }
+    // MiniMax M3 has a tag in its examples that encloses answers of ERNIE.
+    assert_eq!(Dialect::of("<response>…</response><tool_call></tool_call>").name(), "none");
     // Apriel names a wrong tag in its instructions, but uses its own.
     let apriel =
         "within <tool_call></tool_call> tags: <tool_calls>[{\"name\": …, \"arguments\": …}]</tool_calls>";

@@ -15,6 +15,7 @@ mod crowd;
 mod device_lost;
 mod device_plan;
 mod dialect;
+mod dialect_families;
 mod dialect_formats;
 mod dialect_grammar;
 mod dialect_limit;

@@ -174,6 +174,17 @@ fn end_tokens_that_files_omit_are_found_by_name() {
         .token("<|end|>", CONTROL)
         .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
     assert_eq!(ends(other), [id(0)]);
+    // The same holds in Solar Open.
+    let solar = File::new()
+        .token("<|end|>", CONTROL)
+        .token("<|flush|>", CONTROL)
+        .token("<|calls|>", CONTROL)
+        .set("tokenizer.ggml.eos_token_id", Value::Unsigned(first.into()));
+    assert_eq!(ends(solar), [id(2), id(1)]);
+    // Gemma 4 ends a call with the token that starts its result.
+    let result = |file: File| file.token("<|tool_response>", USER_DEFINED);
+    assert_eq!(ends(result(File::new().token("<turn|>", CONTROL))), [id(0), id(1)]);
+    assert_eq!(ends(result(File::new())), []);
     // GLM ends an answer with the token that starts the next turn.
     let users = |file: File| file.token("<|user|>", CONTROL).token("<|observation|>", CONTROL);
     assert_eq!(ends(users(File::new().token("[gMASK]", CONTROL))), [id(1), id(2)]);

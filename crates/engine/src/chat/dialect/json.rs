@@ -19,56 +19,102 @@ pub(super) struct Tags {
     pub(super) list: bool,
     /// Tags outside calls that are not text.
     pub(super) silent: &'static [&'static str],
+    /// The key of the name.
+    name_key: &'static str,
+    /// The text of the object before the name and before the arguments.
+    pub(super) object: [&'static str; 2],
+    /// The tags around an answer without calls, if there are any.
+    pub(super) answer: Option<[&'static str; 2]>,
 }
 
-/// Qwen2.5, Qwen3 and Hermes.
+/// What most families have in common.
+const PLAIN: Tags = Tags {
+    name: "",
+    begins: &[],
+    close: None,
+    around: [&[], &[]],
+    list: false,
+    silent: &[],
+    name_key: "name",
+    object: ["{\"name\": ", ", \"arguments\": "],
+    answer: None,
+};
+
+/// Qwen2.5, Qwen3, Hermes and others.
 pub(super) static HERMES: Tags = Tags {
     name: "hermes",
     begins: &["<tool_call>"],
     close: Some("</tool_call>"),
     around: [&["<tool_call>", "\n"], &["\n", "</tool_call>"]],
-    list: false,
-    silent: &[],
+    ..PLAIN
 };
 
-/// Apriel 1.5 and 1.6.
+/// Apriel 1.5 and 1.6, and Hunyuan-A13B.
 pub(super) static APRIEL: Tags = Tags {
     name: "apriel",
     begins: &["<tool_calls>"],
     close: Some("</tool_calls>"),
     around: [&["<tool_calls>", "["], &["]", "</tool_calls>"]],
     list: true,
-    silent: &[],
+    ..PLAIN
 };
 
 /// Mistral 7B v0.3, Nemo and others up to 2024.
 pub(super) static MISTRAL: Tags = Tags {
     name: "mistral-json",
     begins: &["[TOOL_CALLS]"],
-    close: None,
     around: [&["[TOOL_CALLS]", "["], &["]"]],
     list: true,
-    silent: &[],
+    ..PLAIN
+};
+
+/// Granite 3. Granite 3.1 may write the tag without bars.
+pub(super) static GRANITE: Tags = Tags {
+    name: "granite",
+    begins: &["<|tool_call|>", "<tool_call>"],
+    around: [&["<|tool_call|>", "["], &["]"]],
+    list: true,
+    ..PLAIN
+};
+
+/// Command A+ and North.
+pub(super) static COHERE: Tags =
+    Tags { name: "cohere", answer: Some(["<|START_TEXT|>", "<|END_TEXT|>"]), ..COHERE_CALLS };
+
+/// Command R7B and Command A.
+pub(super) static COHERE_RESPONSE: Tags = Tags {
+    name: "cohere-response",
+    answer: Some(["<|START_RESPONSE|>", "<|END_RESPONSE|>"]),
+    ..COHERE_CALLS
+};
+
+const COHERE_CALLS: Tags = Tags {
+    begins: &["<|START_ACTION|>"],
+    close: Some("<|END_ACTION|>"),
+    around: [&["<|START_ACTION|>", "[\n    "], &["\n]", "<|END_ACTION|>"]],
+    list: true,
+    silent: &["<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+    name_key: "tool_name",
+    object: ["{\"tool_call_id\": \"0\", \"tool_name\": ", ", \"parameters\": "],
+    ..PLAIN
 };
 
 /// GigaChat 3, in which a call is a message of another role.
 pub(super) static GIGACHAT3: Tags = Tags {
     name: "gigachat3",
     begins: &["function call<|role_sep|>"],
-    close: None,
     around: [&["<|message_sep|>\n\n", "function call", "<|role_sep|>\n"], &[]],
-    list: false,
     silent: &["<|message_sep|>"],
+    ..PLAIN
 };
 
 /// GigaChat 3.1.
 pub(super) static GIGACHAT31: Tags = Tags {
     name: "gigachat3.1",
     begins: &["<|function_call|>"],
-    close: None,
     around: [&["<|function_call|>"], &[]],
-    list: false,
     silent: &["<|message_sep|>"],
+    ..PLAIN
 };
 
 /// The most bytes of a call that wait for its name.
@@ -226,6 +272,21 @@ impl Arguments {
     }
 }
 
+/// Emits everything up to a tag unchanged, and consumes the tag.
+pub(super) fn pass_up_to(tag: &str, input: &mut Input, emit: &mut dyn FnMut(Piece<'_>)) -> Progress {
+    match input.find(&[tag]) {
+        Found::Tag { at, .. } => {
+            pass_on(input, at, emit);
+            input.advance(tag.len());
+            Progress::Done
+        }
+        Found::Nothing { sure } => {
+            pass_on(input, sure, emit);
+            Progress::Wait
+        }
+    }
+}
+
 fn pass_on(input: &mut Input, count: usize, emit: &mut dyn FnMut(Piece<'_>)) {
     if count > 0 {
         emit(Piece::Arguments(&input.rest()[..count]));
@@ -327,17 +388,9 @@ impl Call {
                 }
                 JsonState::Broken => {
                     // Emits the rest of the call, so that the caller can repair it.
-                    let Some(close) = self.close() else { return Progress::Done };
-                    return match input.find(&[close]) {
-                        Found::Tag { at, .. } => {
-                            pass_on(input, at, emit);
-                            input.advance(close.len());
-                            Progress::Done
-                        }
-                        Found::Nothing { sure } => {
-                            pass_on(input, sure, emit);
-                            Progress::Wait
-                        }
+                    return match self.close() {
+                        Some(close) => pass_up_to(close, input, emit),
+                        None => Progress::Done,
                     };
                 }
                 JsonState::Close => {
@@ -463,7 +516,7 @@ impl Call {
 
     /// Takes the value of a key. Returns whether the object may still be a call.
     fn take(&mut self, value: &str, tools: &Tools) -> bool {
-        if self.key == "name" {
+        if self.key == self.tags.map_or(PLAIN.name_key, |tags| tags.name_key) {
             self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
             self.name.as_ref().is_some_and(|name| self.tags.is_some() || tools.knows(name))
         } else {

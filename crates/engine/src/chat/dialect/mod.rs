@@ -11,8 +11,8 @@
 //!   from what it wrote. Without arguments it is `{}`. If the model wrote broken JSON, it stays broken.
 //! - If the text ends inside a call, the arguments received so far have been emitted and are not complete JSON. For a
 //!   call that is cut off right after its name there are none.
-//!   which for a call cut off right after its name means that there are none.
 
+mod gemma;
 mod grammar;
 mod harmony;
 mod input;
@@ -32,7 +32,7 @@ pub use self::limit::ReasoningLimit;
 
 use self::harmony::Harmony;
 use self::input::Input;
-use self::text::{Text, Think};
+use self::text::{Enclosure, Text, Think};
 use self::values::Tools;
 use crate::TokenId;
 use crate::error::Result;
@@ -97,6 +97,8 @@ pub struct Dialect {
     think: &'static Think,
     /// Whether the template uses these tags.
     thinks: bool,
+    /// Text around an answer that does not belong to it.
+    enclosure: Option<&'static Enclosure>,
     /// Whether a call's id is next to its name.
     numbered: bool,
     /// Whether JSON is in a code block.
@@ -114,8 +116,10 @@ enum Format {
     Json(&'static json::Tags),
     /// JSON that is the whole answer.
     Llama,
-    /// A Python list of calls that is the whole answer.
-    Pythonic,
+    /// A Python list of calls.
+    Pythonic(&'static pythonic::Tags),
+    /// A name and arguments in Gemma 4's own notation.
+    Gemma,
     /// Tags around names and arguments.
     Xml(&'static xml::Tags),
     /// A section of calls, with names between tags and arguments in JSON.
@@ -128,6 +132,7 @@ impl PartialEq for Format {
     fn eq(&self, other: &Format) -> bool {
         match (self, other) {
             (Format::Json(a), Format::Json(b)) => std::ptr::eq(*a, *b),
+            (Format::Pythonic(a), Format::Pythonic(b)) => std::ptr::eq(*a, *b),
             (Format::Xml(a), Format::Xml(b)) => std::ptr::eq(*a, *b),
             (Format::Sections(a), Format::Sections(b)) => std::ptr::eq(*a, *b),
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
@@ -144,6 +149,9 @@ static DIALECTS: &[(&[&str], Format)] = &[
     (&["｜DSML｜", "function_calls>"], Format::Xml(&xml::DSML)),
     (&["｜DSML｜", "tool_calls>"], Format::Xml(&xml::DSML_V4)),
     (&["<minimax:tool_call>", "<invoke name="], Format::Xml(&xml::MINIMAX)),
+    // This template composes its tags from names and a suffix.
+    (&["<tool_sep{}>", "<arg_key{}>", ":opensource"], Format::Xml(&xml::HY3)),
+    (&["<tool_calls>", "<tool_sep>", "<arg_key>"], Format::Xml(&xml::HY3_PREVIEW)),
     (&["<tool_call>", "<arg_key>"], Format::Xml(&xml::GLM)),
     (&["<tool_call>", "<function=", "<parameter="], Format::Xml(&xml::QWEN)),
     (&["<function name=", "<param name=", "<![CDATA["], Format::Xml(&xml::MINICPM)),
@@ -157,11 +165,31 @@ static DIALECTS: &[(&[&str], Format)] = &[
     (&["<|role_sep|>", "<|message_sep|>", "<|function_call|>"], Format::Json(&json::GIGACHAT31)),
     (&["<|role_sep|>", "<|message_sep|>", "function call"], Format::Json(&json::GIGACHAT3)),
     (&["<tool_calls>["], Format::Json(&json::APRIEL)),
+    (&["<|tool_call>", "<tool_call|>", gemma::QUOTE], Format::Gemma),
+    (&["<|START_ACTION|>", "\"tool_name\":", "<|START_TEXT|>"], Format::Json(&json::COHERE)),
+    (&["<|START_ACTION|>", "\"tool_name\":", "<|START_RESPONSE|>"], Format::Json(&json::COHERE_RESPONSE)),
+    (&["<|tool_call|>", "<|start_of_role|>"], Format::Json(&json::GRANITE)),
+    (&["<|tool_call_start|>", "<|tool_call_end|>"], Format::Pythonic(&pythonic::LFM2)),
+    // These templates of the same family list tools, but leave the tags of calls to the conversation.
+    (&["<|tool_list_start|>", "<|tool_list_end|>"], Format::Pythonic(&pythonic::LFM2)),
+    (&["<|im_start|>", "List of tools: ["], Format::Pythonic(&pythonic::LFM2)),
     (&["<tool_call>", "</tool_call>", "\"name", "\"arguments"], Format::Json(&json::HERMES)),
     (&["<|start_header_id|>", "\"parameters\":", "tool_calls"], Format::Llama),
-    // These two show a call in words.
-    (&["<|start_header_id|>", "[func_name1("], Format::Pythonic),
-    (&["<|header_start|>", "[func_name1("], Format::Pythonic),
+    // ERNIE 4.5.
+    (&["<tool_call>", "</tool_call>", "<response>", "<global_setting>"], Format::Json(&json::HERMES)),
+    // These show a call in words.
+    (&["<|start_header_id|>", "[func_name1("], Format::Pythonic(&pythonic::WHOLE)),
+    (&["<|header_start|>", "[func_name1("], Format::Pythonic(&pythonic::WHOLE)),
+    (&["<start_of_turn>", "[func_name1("], Format::Pythonic(&pythonic::WHOLE)),
+    (&["<|header_start|>", "\"parameters\":", "tool_calls"], Format::Llama),
+];
+
+/// The tags in templates of models that enclose their answers.
+static ENCLOSURES: &[(&[&str], &Enclosure)] = &[
+    (&["<response>", "</response>", "<global_setting>"], &text::RESPONSE),
+    (&["<response>", "</response>", "<|start_of_role|>"], &text::RESPONSE),
+    // The template of Hunyuan-A13B does not have the tags of answers.
+    (&["<|extra_0|>", "<|extra_4|>"], &text::ANSWER),
 ];
 
 impl Dialect {
@@ -173,14 +201,19 @@ impl Dialect {
         let format = found.map_or(Format::None, |&(_, format)| format);
         let think = match format {
             format if format == Format::Sections(&sections::SOLAR) => &text::SOLAR_THINK,
+            format if format == Format::Xml(&xml::HY3) => &text::HY3_THINK,
+            Format::Gemma => &text::GEMMA_THINK,
             _ if has(text::MISTRAL_THINK.open) => &text::MISTRAL_THINK,
+            _ if has(text::COHERE_THINK.open) => &text::COHERE_THINK,
             _ => &text::THINK,
         };
+        let enclosure = ENCLOSURES.iter().find(|(tags, _)| tags.iter().all(|tag| has(tag)));
         let numbered = has("[CALL_ID]");
         Dialect {
             format,
             think,
-            thinks: has(think.open),
+            thinks: has(think.open) || has("<think{}>"),
+            enclosure: enclosure.map(|&(_, enclosure)| enclosure),
             numbered,
             fenced: has("```json"),
             controls: Vec::new(),
@@ -200,11 +233,8 @@ impl Dialect {
     pub fn shown(&self, tools: &[Value]) -> Vec<TokenId> {
         // Without tools, the tags of calls would be mistaken for text.
         let all = !tools.is_empty() || self.format == Format::Harmony;
-        let silent = self.format.silent();
-        let needed = |tag: &str| {
-            all || [self.think.open, self.think.close].contains(&tag)
-                || silent.iter().any(|silent| silent.starts_with(tag.trim_end()))
-        };
+        let outside = self.outside_calls();
+        let needed = |tag: &str| all || outside.iter().any(|outside| outside.starts_with(tag.trim_end()));
         self.controls.iter().filter(|(tag, _)| needed(tag)).map(|&(_, token)| token).collect()
     }
 
@@ -214,7 +244,8 @@ impl Dialect {
             Format::None => "none",
             Format::Json(tags) => tags.name,
             Format::Llama => "llama",
-            Format::Pythonic => "pythonic",
+            Format::Pythonic(tags) => tags.name,
+            Format::Gemma => "gemma4",
             Format::Xml(tags) => tags.name,
             Format::Sections(tags) => tags.name,
             Format::Harmony => "harmony",
@@ -274,16 +305,34 @@ impl Dialect {
 }
 
 impl Dialect {
+    /// The tags that may occur outside calls.
+    fn outside_calls(&self) -> Vec<&'static str> {
+        let mut tags = vec![self.think.open, self.think.close];
+        tags.extend(self.format.silent());
+        if let Some(enclosure) = self.enclosure {
+            tags.extend(enclosure.opens);
+            tags.push(enclosure.close);
+        }
+        tags
+    }
+
     /// All tags that may occur.
     fn tags(&self) -> Vec<&'static str> {
-        let mut tags = vec![self.think.open, self.think.close];
+        let mut tags = self.outside_calls();
         match self.format {
             Format::None => {}
             Format::Json(json) => tags.extend(json.around.into_iter().flatten()),
             Format::Llama => tags.push(text::PYTHON_TAG),
-            Format::Pythonic => tags.extend([pythonic::START, pythonic::END]),
+            Format::Pythonic(pythonic) => tags.extend(pythonic.around),
+            Format::Gemma => {
+                tags.extend([gemma::OPEN, gemma::CLOSE, gemma::QUOTE]);
+                tags.extend(gemma::CHANNEL);
+            }
             Format::Xml(xml) => {
                 tags.extend(xml.calls.into_iter().flatten());
+                if let Some(function) = &xml.function {
+                    tags.extend([function.open, function.name_end, function.close]);
+                }
                 tags.extend([xml.key[0], xml.key[1], xml.value_end]);
                 tags.extend(xml.value);
             }
@@ -295,7 +344,6 @@ impl Dialect {
             }
             Format::Harmony => tags.extend(harmony::TAGS),
         }
-        tags.extend(self.format.silent());
         if self.format == Format::Sections(&sections::SOLAR) {
             tags.push(sections::SOLAR_BEGIN);
         }

@@ -1,16 +1,46 @@
-//! Calls as a Python list, `[name(key=value, …), …]`, which is the whole answer.
+//! Calls as a Python list, `[name(key=value, …), …]`.
 
 use super::input::{Begins, Input, MOST_NAME, is_space, trim, trim_start};
+use super::json::pass_up_to;
 use super::values::{Tools, escaped, quoted};
 use super::{Piece, Progress};
 
-/// Tags that may enclose the list.
-pub(super) const START: &str = "<|python_start|>";
-pub(super) const END: &str = "<|python_end|>";
+/// How a model writes such a list.
+#[derive(Debug)]
+pub(super) struct Tags {
+    /// The dialect's name in messages.
+    pub(super) name: &'static str,
+    /// The tags around the list.
+    pub(super) around: [&'static str; 2],
+    /// The tag that starts calls, if they may follow text.
+    pub(super) begins: &'static [&'static str],
+    /// How an answer that consists of the list starts. Only a known name makes it a list of calls.
+    pub(super) whole: &'static [&'static str],
+    /// Whether strings may contain quotes without a backslash before them.
+    plain_quotes: bool,
+}
+
+/// Llama 3.2, ToolACE and others.
+pub(super) static WHOLE: Tags = Tags {
+    name: "pythonic",
+    around: ["<|python_start|>", "<|python_end|>"],
+    begins: &[],
+    whole: &["<|python_start|>", "["],
+    plain_quotes: false,
+};
+
+/// LFM2 and LFM2.5, whose templates print strings between quotes as they are.
+pub(super) static LFM2: Tags = Tags {
+    name: "lfm2",
+    around: ["<|tool_call_start|>", "<|tool_call_end|>"],
+    begins: &["<|tool_call_start|>"],
+    whole: &[],
+    plain_quotes: true,
+};
 
 /// The JSON of a Python literal in brackets; `None` if the text is none.
 pub(super) fn json(text: &str) -> Option<String> {
-    let mut value = Calls { state: PythonicState::Value, ..Calls::new() };
+    let mut value = Calls { state: PythonicState::Value, ..Calls::new(&WHOLE) };
     let mut json = String::new();
     for c in text.chars() {
         value.take(c, &mut json);
@@ -31,14 +61,15 @@ pub(super) fn json(text: &str) -> Option<String> {
 /// A list of calls. Its values are converted to JSON as they arrive.
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
+    tags: &'static Tags,
     state: PythonicState,
-    /// Whether there is certainly a call: the first one needs a known name.
+    /// Whether there is certainly a call.
     certain: bool,
     /// The open brackets of values.
     open: Vec<Bracket>,
     /// The number of arguments of the current call.
     count: usize,
-    /// The name, word or escape that is being read.
+    /// The name, word or escape that is being read, or the white space after a quote.
     text: String,
 }
 
@@ -57,6 +88,10 @@ enum PythonicState {
     },
     /// After a backslash in a string.
     Escape {
+        quote: char,
+    },
+    /// After a quote that ends a string, unless the string goes on.
+    Quote {
         quote: char,
     },
     /// A number, a constant, or a string without quotes.
@@ -82,8 +117,15 @@ enum Bracket {
 }
 
 impl Calls {
-    pub(super) fn new() -> Calls {
-        Calls { state: PythonicState::Start, certain: false, open: Vec::new(), count: 0, text: String::new() }
+    pub(super) fn new(tags: &'static Tags) -> Calls {
+        Calls {
+            tags,
+            state: PythonicState::Start,
+            certain: false,
+            open: Vec::new(),
+            count: 0,
+            text: String::new(),
+        }
     }
 
     pub(super) fn step(
@@ -94,7 +136,7 @@ impl Calls {
     ) -> Progress {
         if self.state == PythonicState::Start {
             match first_name(input.rest()) {
-                Some((name, skip)) if tools.knows(name) => {
+                Some((name, skip)) if !self.tags.begins.is_empty() || tools.knows(name) => {
                     emit(Piece::Call { name });
                     input.advance(skip);
                     self.certain = true;
@@ -103,6 +145,9 @@ impl Calls {
                 None if !input.ended() && may_be_a_list(input.rest()) => return Progress::Wait,
                 _ => return Progress::NotACall,
             }
+        }
+        if self.is_raw_up_to_tag() {
+            return pass_up_to(self.tags.around[1], input, emit);
         }
         // JSON of this call that has not been emitted.
         let mut json = String::new();
@@ -121,6 +166,10 @@ impl Calls {
             } else {
                 self.take(c, &mut json);
             }
+            if self.is_raw_up_to_tag() {
+                read = at + c.len_utf8();
+                break;
+            }
             // A call's arguments must be emitted before the next call.
             if self.state == PythonicState::AfterCall && !json.is_empty() {
                 emit(Piece::Arguments(&std::mem::take(&mut json)));
@@ -133,18 +182,27 @@ impl Calls {
         if !json.is_empty() {
             emit(Piece::Arguments(&json));
         }
+        if self.is_raw_up_to_tag() {
+            return pass_up_to(self.tags.around[1], input, emit);
+        }
         if self.state != PythonicState::AfterList {
             return Progress::Wait;
         }
         input.skip_space();
-        match input.begins(&[END]) {
+        let [_, end] = self.tags.around;
+        match input.begins(&[end]) {
             Begins::With(_) => {
-                input.advance(END.len());
+                input.advance(end.len());
                 Progress::Done
             }
             Begins::Maybe => Progress::Wait,
             Begins::Without => Progress::Done,
         }
+    }
+
+    /// Whether everything up to the closing tag is emitted unchanged.
+    fn is_raw_up_to_tag(&self) -> bool {
+        self.state == PythonicState::Raw && !self.tags.begins.is_empty()
     }
 
     /// Ends calls that the end of the text cuts off.
@@ -221,6 +279,7 @@ impl Calls {
             },
             PythonicState::Text { quote } => match c {
                 '\\' => PythonicState::Escape { quote },
+                _ if c == quote && self.tags.plain_quotes => PythonicState::Quote { quote },
                 _ if c == quote => {
                     json.push('"');
                     PythonicState::AfterValue
@@ -246,6 +305,21 @@ impl Calls {
                         PythonicState::Text { quote }
                     }
                 }
+            }
+            PythonicState::Quote { .. } if space => {
+                self.text.push(c);
+                return;
+            }
+            PythonicState::Quote { quote } => {
+                let space = std::mem::take(&mut self.text);
+                self.state = if matches!(c, ',' | ':' | ')' | ']' | '}') {
+                    json.push('"');
+                    PythonicState::AfterValue
+                } else {
+                    json.push_str(&escaped(&format!("{quote}{space}")));
+                    PythonicState::Text { quote }
+                };
+                return self.take(c, json);
             }
             PythonicState::Word => match c {
                 ',' | ']' | ')' | '}' => {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::input::{Begins, Found, Input, MOST_SPACE, begins, trim_start, without_space_at_end};
 use super::values::Tools;
-use super::{Dialect, Format, Piece, Progress, json, pythonic, sections, xml};
+use super::{Dialect, Format, Piece, Progress, gemma, json, pythonic, sections, xml};
 
 /// The tags around reasoning.
 #[derive(Debug)]
@@ -14,13 +14,42 @@ pub(super) struct Think {
     /// Text that ends reasoning at any point. It starts on a new line; after half a sentence the model would write
     /// the other half.
     pub(super) end: &'static str,
+    /// Whether the model may reason again after a part of its answer.
+    again: bool,
 }
 
-pub(super) static THINK: Think = Think { open: "<think>", close: "</think>", end: "\n</think>\n\n" };
-pub(super) static MISTRAL_THINK: Think = Think { open: "[THINK]", close: "[/THINK]", end: "\n[/THINK]\n\n" };
+pub(super) static THINK: Think =
+    Think { open: "<think>", close: "</think>", end: "\n</think>\n\n", again: false };
+pub(super) static MISTRAL_THINK: Think =
+    Think { open: "[THINK]", close: "[/THINK]", end: "\n[/THINK]\n\n", again: false };
+pub(super) static HY3_THINK: Think = Think {
+    open: "<think:opensource>",
+    close: "</think:opensource>",
+    end: "\n</think:opensource>",
+    again: false,
+};
+/// The answer's tag follows, or a call's.
+pub(super) static COHERE_THINK: Think =
+    Think { open: "<|START_THINKING|>", close: "<|END_THINKING|>", end: "<|END_THINKING|>", again: false };
+/// Gemma 4 may write an empty channel after its answer.
+pub(super) static GEMMA_THINK: Think =
+    Think { open: "<|channel>thought", close: "<channel|>", end: "\n<channel|>", again: true };
 /// Reasoning and answer are messages here, so the answer's header follows.
 pub(super) static SOLAR_THINK: Think =
-    Think { open: "<|think|>", close: "<|end|>", end: "<|end|><|begin|>assistant<|content|>" };
+    Think { open: "<|think|>", close: "<|end|>", end: "<|end|><|begin|>assistant<|content|>", again: false };
+
+/// Text around an answer, after reasoning, that does not belong to the answer.
+#[derive(Debug)]
+pub(super) struct Enclosure {
+    /// What may come before the answer.
+    pub(super) opens: &'static [&'static str],
+    pub(super) close: &'static str,
+}
+
+/// ERNIE 4.5 and Granite 3.
+pub(super) static RESPONSE: Enclosure = Enclosure { opens: &["<response>"], close: "</response>" };
+/// Hunyuan-A13B. Its template tells the model to begin an answer without calls with a word.
+pub(super) static ANSWER: Enclosure = Enclosure { opens: &["<answer>", "助手："], close: "</answer>" };
 
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
@@ -35,6 +64,9 @@ pub(super) struct Text {
     think: &'static Think,
     /// Tags outside calls that are not text.
     silent: &'static [&'static str],
+    enclosure: Option<&'static Enclosure>,
+    /// Whether the answer is enclosed so far.
+    enclosed: bool,
     tools: Tools,
     state: TextState,
     /// Whether white space that comes next is dropped.
@@ -81,6 +113,7 @@ enum Call {
     Xml(xml::Call),
     Sections(sections::Calls),
     Pythonic(pythonic::Calls),
+    Gemma(gemma::Call),
 }
 
 impl Text {
@@ -94,6 +127,8 @@ impl Text {
             format,
             think,
             silent: dialect.format.silent(),
+            enclosure: dialect.enclosure,
+            enclosed: false,
             tools,
             state: TextState::Start { reasoning },
             trim: reasoning == Opened::ByPrompt || prompt.ends_with(think.close),
@@ -129,14 +164,23 @@ impl Text {
         if reasoning != Opened::Over {
             tags.push(self.think.open);
         }
+        let mut opens: &[&str] = &[];
         if reasoning != Opened::ByPrompt {
             tags.extend(self.format.whole(self.called));
+            opens = self.enclosure.map_or(opens, |enclosure| enclosure.opens);
+            tags.extend(opens);
         }
         self.state = match begins(inner, &tags, input.ended()) {
             Begins::With(which) if tags[which] == self.think.open => {
                 input.advance(space + self.think.open.len());
                 self.trim = true;
                 TextState::Reasoning
+            }
+            Begins::With(which) if opens.contains(&tags[which]) => {
+                input.advance(space + tags[which].len());
+                self.trim = true;
+                self.enclosed = true;
+                TextState::Start { reasoning: Opened::Over }
             }
             Begins::With(which) => {
                 let lead = space + tags[which].trim_end_matches(['{', '[']).len();
@@ -195,10 +239,15 @@ impl Text {
         }
         let calls = self.format.opening();
         let mut tags = calls.to_vec();
+        if self.think.again {
+            tags.push(self.think.open);
+        }
         tags.extend(self.silent);
         if self.unended {
             tags.push(self.think.close);
         }
+        let end = self.enclosure.filter(|_| self.enclosed).map(|enclosure| enclosure.close);
+        tags.extend(end);
         let found = input.find(&tags);
         let (count, keep) = match found {
             _ if tags.is_empty() => (input.rest().len(), false),
@@ -219,7 +268,11 @@ impl Text {
             Found::Tag { at, which } => {
                 input.advance(at + tags[which].len());
                 self.unended &= tags[which] != self.think.close;
+                self.enclosed &= Some(tags[which]) != end;
                 self.trim = true;
+                if tags[which] == self.think.open {
+                    self.state = TextState::Reasoning;
+                }
                 // A message starts or ends, and the next may be reasoning.
                 if self.silent.contains(&tags[which]) {
                     self.state = TextState::Start { reasoning: Opened::Not };
@@ -250,6 +303,7 @@ impl Text {
             Call::Xml(call) => call.step(input, &self.tools, emit),
             Call::Sections(calls) => calls.step(input, emit),
             Call::Pythonic(calls) => calls.step(input, &self.tools, emit),
+            Call::Gemma(call) => call.step(input, emit),
         };
         if progress == Progress::Wait {
             if !input.ended() {
@@ -260,6 +314,7 @@ impl Text {
                 Call::Xml(call) => call.cut(),
                 Call::Sections(calls) => calls.cut(),
                 Call::Pythonic(calls) => calls.cut(),
+                Call::Gemma(call) => call.cut(),
             };
             if progress == Progress::Done {
                 input.advance(input.rest().len());
@@ -289,8 +344,10 @@ impl Format {
     /// The tags that start calls.
     pub(super) fn opening(self) -> &'static [&'static str] {
         match self {
-            Format::None | Format::Llama | Format::Pythonic | Format::Harmony => &[],
+            Format::None | Format::Llama | Format::Harmony => &[],
             Format::Json(tags) => tags.begins,
+            Format::Pythonic(tags) => tags.begins,
+            Format::Gemma => &[gemma::OPEN],
             Format::Xml(tags) => tags.begins,
             Format::Sections(tags) => tags.begins,
         }
@@ -301,7 +358,10 @@ impl Format {
         match self {
             Format::Json(tags) => tags.silent,
             Format::Sections(tags) => tags.silent,
-            Format::None | Format::Llama | Format::Pythonic | Format::Xml(_) | Format::Harmony => &[],
+            // Llama 4 may enclose the text before its calls.
+            Format::Llama => &pythonic::WHOLE.around,
+            Format::Gemma => &gemma::CHANNEL[1..],
+            Format::None | Format::Pythonic(_) | Format::Xml(_) | Format::Harmony => &[],
         }
     }
 
@@ -309,10 +369,13 @@ impl Format {
     fn whole(self, called: bool) -> impl Iterator<Item = &'static str> {
         let (first, next): (&[&str], &[&str]) = match self {
             Format::Llama => (&[PYTHON_TAG, "{"], &BETWEEN),
-            Format::Pythonic => (&[pythonic::START, "["], &[]),
-            Format::None | Format::Json(_) | Format::Xml(_) | Format::Sections(_) | Format::Harmony => {
-                (&[], &[])
-            }
+            Format::Pythonic(tags) => (tags.whole, &[]),
+            Format::None
+            | Format::Json(_)
+            | Format::Gemma
+            | Format::Xml(_)
+            | Format::Sections(_)
+            | Format::Harmony => (&[], &[]),
         };
         first.iter().chain(next.iter().filter(move |_| called)).copied()
     }
@@ -323,7 +386,8 @@ impl Format {
             Format::Xml(tags) => Call::Xml(xml::Call::new(tags, opened)),
             Format::Sections(tags) => Call::Sections(sections::Calls::new(tags, opened)),
             Format::Json(tags) => Call::Json(json::Call::new(Some(tags))),
-            Format::Pythonic => Call::Pythonic(pythonic::Calls::new()),
+            Format::Pythonic(tags) => Call::Pythonic(pythonic::Calls::new(tags)),
+            Format::Gemma => Call::Gemma(gemma::Call::new()),
             Format::None | Format::Llama | Format::Harmony => Call::Json(json::Call::new(None)),
         }
     }

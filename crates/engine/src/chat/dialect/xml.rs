@@ -46,6 +46,8 @@ pub(super) enum Layout {
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) open: &'static str,
+    /// The text after the name.
+    pub(super) name_end: &'static str,
     pub(super) close: &'static str,
 }
 
@@ -53,7 +55,7 @@ pub(super) struct Function {
 pub(super) static QWEN: Tags = Tags {
     name: "qwen-xml",
     calls: Some(["<tool_call>", "</tool_call>"]),
-    function: Some(Function { open: "<function=", close: "</function>" }),
+    function: Some(Function { open: "<function=", name_end: ">", close: "</function>" }),
     key: ["<parameter=", ">"],
     value: None,
     value_end: "</parameter>",
@@ -69,7 +71,7 @@ pub(super) static QWEN: Tags = Tags {
 pub(super) static MINIMAX: Tags = Tags {
     name: "minimax",
     calls: Some(["<minimax:tool_call>", "</minimax:tool_call>"]),
-    function: Some(Function { open: "<invoke name=", close: "</invoke>" }),
+    function: Some(Function { open: "<invoke name=", name_end: ">", close: "</invoke>" }),
     key: ["<parameter name=", ">"],
     value: None,
     value_end: "</parameter>",
@@ -97,6 +99,40 @@ pub(super) static GLM: Tags = Tags {
     says_text: false,
 };
 
+/// Hy3.
+pub(super) static HY3: Tags = Tags {
+    name: "hy3",
+    calls: Some(["<tool_calls:opensource>", "</tool_calls:opensource>"]),
+    function: Some(Function {
+        open: "<tool_call:opensource>",
+        name_end: "<tool_sep:opensource>",
+        close: "</tool_call:opensource>",
+    }),
+    key: ["<arg_key:opensource>", "</arg_key:opensource>"],
+    value: Some("<arg_value:opensource>"),
+    value_end: "</arg_value:opensource>",
+    begins: &["<tool_calls:opensource>", "<tool_call:opensource>"],
+    ..HY3_PREVIEW_TAGS
+};
+
+/// The preview of Hy3, whose tags have no suffix.
+pub(super) static HY3_PREVIEW: Tags = HY3_PREVIEW_TAGS;
+
+const HY3_PREVIEW_TAGS: Tags = Tags {
+    name: "hy3-preview",
+    calls: Some(["<tool_calls>", "</tool_calls>"]),
+    function: Some(Function { open: "<tool_call>", name_end: "<tool_sep>", close: "</tool_call>" }),
+    key: ["<arg_key>", "</arg_key>"],
+    value: Some("<arg_value>"),
+    value_end: "</arg_value>",
+    value_cut: &[],
+    begins: &["<tool_calls>", "<tool_call>"],
+    layout: Layout::Tags,
+    sections: false,
+    quotes: false,
+    says_text: false,
+};
+
 /// DeepSeek V3.2.
 pub(super) static DSML: Tags = DSML_V3;
 
@@ -111,7 +147,7 @@ pub(super) static DSML_V4: Tags = Tags {
 const DSML_V3: Tags = Tags {
     name: "deepseek-dsml",
     calls: Some(["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"]),
-    function: Some(Function { open: "<｜DSML｜invoke name=", close: "</｜DSML｜invoke>" }),
+    function: Some(Function { open: "<｜DSML｜invoke name=", name_end: ">", close: "</｜DSML｜invoke>" }),
     key: ["<｜DSML｜parameter name=", ">"],
     value: None,
     value_end: "</｜DSML｜parameter>",
@@ -127,7 +163,7 @@ const DSML_V3: Tags = Tags {
 pub(super) static MINICPM: Tags = Tags {
     name: "minicpm",
     calls: None,
-    function: Some(Function { open: "<function name=", close: "</function>" }),
+    function: Some(Function { open: "<function name=", name_end: ">", close: "</function>" }),
     key: ["<param name=", ">"],
     value: None,
     value_end: "</param>",
@@ -286,8 +322,12 @@ impl Call {
             return Some(if rest.len() > MOST_NAME { self.cut() } else { Progress::Wait });
         };
         let name = unquoted(&rest[..end]);
-        let ended = if self.tags.function.is_some() {
-            rest[end..].starts_with('>')
+        let ended = if let Some(function) = &self.tags.function {
+            match begins(&rest[end..], &[function.name_end], input.ended()) {
+                Begins::With(_) => true,
+                Begins::Maybe => return Some(Progress::Wait),
+                Begins::Without => false,
+            }
         } else {
             let next = trim_start(&rest[end..]);
             let known: Vec<&str> =
@@ -306,7 +346,9 @@ impl Call {
         self.certain = true;
         self.count = 0;
         emit(Piece::Call { name });
-        input.advance(self.lead + end + usize::from(self.tags.function.is_some()));
+        input.advance(
+            self.lead + end + self.tags.function.as_ref().map_or(0, |function| function.name_end.len()),
+        );
         self.state = XmlState::Parameters;
         None
     }

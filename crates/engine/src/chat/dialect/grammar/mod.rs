@@ -2,6 +2,8 @@
 //!
 //! They are Lark grammars as llguidance reads them: `<[number]>` is a control token, `%json {…}` a schema.
 
+mod gemma;
+
 use serde_json::{Value, json};
 
 use super::sections::Naming;
@@ -37,23 +39,21 @@ pub(super) fn text(dialect: &Dialect, prompt: &str) -> Option<String> {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt, &[]);
     let text = match dialect.format {
-        Format::None | Format::Llama | Format::Pythonic => return None,
-        Format::Harmony => format!("{} {}", grammar.final_header(prompt), grammar.rule(ANY)),
-        format => {
-            let text = grammar.text_without(format.opening());
-            format!("{} {text}", grammar.final_header(prompt))
-        }
+        Format::Harmony => grammar.rule(ANY),
+        format if format.opening().is_empty() => return None,
+        format => grammar.text_without(format.opening()),
     };
-    Some(grammar.finish(&format!("{start} {text}")))
+    let [before, after] = grammar.around_answer(prompt);
+    Some(grammar.finish(&format!("{start} {before} {text} {after}")))
 }
 
 /// A grammar for an answer that is JSON or, if there are tools, a call of one of them.
 pub(super) fn answer(dialect: &Dialect, prompt: &str, schema: &Value, tools: &[Value]) -> String {
     let mut grammar = Grammar::new(dialect);
     let start = grammar.before_answer(prompt, tools);
-    let header = grammar.final_header(prompt);
+    let [before, after] = grammar.around_answer(prompt);
     let json = grammar.json(schema);
-    let mut answers = vec![format!("{header} {json}")];
+    let mut answers = vec![format!("{before} {json} {after}")];
     // If the template does not show how to call, there are no calls.
     if dialect.format != Format::None {
         answers.extend(grammar.calls(tools));
@@ -114,7 +114,11 @@ impl<'a> Grammar<'a> {
         };
         let alone = tag.trim_end();
         let with_lines = || Some(format!("{} {}", control(alone)?, quoted(&tag[alone.len()..])));
-        control(tag).or_else(with_lines).unwrap_or_else(|| quoted(tag))
+        let with_channel = || {
+            let [channel, _] = super::gemma::CHANNEL;
+            Some(format!("{} {}", control(channel)?, quoted(tag.strip_prefix(channel)?)))
+        };
+        control(tag).or_else(with_lines).or_else(with_channel).unwrap_or_else(|| quoted(tag))
     }
 
     /// Tags and text in sequence.
@@ -159,14 +163,20 @@ impl<'a> Grammar<'a> {
         self.text_until(&text, self.dialect.think.close)
     }
 
-    /// The header of the answer, in formats that have one.
-    fn final_header(&self, prompt: &str) -> String {
+    /// What is before and after an answer without calls.
+    fn around_answer(&mut self, prompt: &str) -> [String; 2] {
         match self.dialect.format {
             Format::Harmony if !harmony::is_in_message(prompt) => {
-                self.tags(&["<|channel|>", "final", "<|message|>"])
+                [self.tags(&["<|channel|>", "final", "<|message|>"]), String::new()]
             }
-            format if format == Format::Sections(&sections::SOLAR) => self.tag("<|content|>"),
-            _ => String::new(),
+            Format::Json(json) => match json.answer {
+                Some([before, after]) => [self.tag(before), format!("{}?", self.tag(after))],
+                None => [String::new(), String::new()],
+            },
+            format if format == Format::Sections(&sections::SOLAR) => {
+                [self.tag("<|content|>"), String::new()]
+            }
+            _ => [String::new(), String::new()],
         }
     }
 
@@ -227,11 +237,19 @@ impl<'a> Grammar<'a> {
             Format::None => String::new(),
             Format::Json(tags) => {
                 let [before, after] = tags.around.map(|tags| self.tags(tags));
-                let object = self.object(name, "arguments", schema);
+                let object = self.object(tags.object, name, schema);
                 format!("{before} {object} {after}")
             }
-            Format::Pythonic => self.pythonic(name, schema),
-            Format::Llama => self.object(name, "parameters", schema),
+            Format::Pythonic(tags) => {
+                let list = self.pythonic(name, schema);
+                // A list that is the whole answer needs no tags.
+                match tags.begins {
+                    [] => list,
+                    _ => format!("{} {list} {}", self.tag(tags.around[0]), self.tag(tags.around[1])),
+                }
+            }
+            Format::Gemma => self.gemma_call(name, schema),
+            Format::Llama => self.object(["{\"name\": ", ", \"parameters\": "], name, schema),
             Format::Harmony => {
                 let [channel, constrain, message] =
                     ["<|channel|>", "<|constrain|>", "<|message|>"].map(|tag| self.tag(tag));
@@ -260,38 +278,54 @@ impl<'a> Grammar<'a> {
         }
     }
 
-    /// A JSON object with a name and arguments.
-    fn object(&mut self, name: &str, key: &str, schema: &Value) -> String {
+    /// A JSON object with a name and arguments, which have this text before them.
+    fn object(&mut self, before: [&str; 2], name: &str, schema: &Value) -> String {
         let arguments = self.arguments(schema);
-        let before = quoted(&format!("{{\"name\": {}, \"{key}\": ", quoted(name)));
+        let before = quoted(&format!("{}{}{}", before[0], quoted(name), before[1]));
         format!("{before} {arguments} \"}}\"")
     }
 
     /// A Python list with one call. Its values are JSON, which the parser accepts as Python.
     fn pythonic(&mut self, name: &str, schema: &Value) -> String {
+        let arguments = self.items(schema, ", ", ")]", |grammar, name, property| {
+            let value = grammar.json(&with_definitions(property, schema));
+            format!("{} {value}", quoted(&format!("{name}=")))
+        });
+        format!("{} {arguments}", quoted(&format!("[{name}(")))
+    }
+
+    /// The properties of a schema as items with a separator, and the text after them. The items that the schema
+    /// requires come first.
+    fn items(
+        &mut self,
+        schema: &Value,
+        separator: &str,
+        end: &str,
+        mut item: impl FnMut(&mut Self, &str, &Value) -> String,
+    ) -> String {
         let required = schema.get("required").and_then(Value::as_array);
         let is_needed = |name: &str| required.is_some_and(|names| names.iter().any(|needed| needed == name));
         let properties = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
         let (needed, optional): (Vec<_>, Vec<_>) = properties.partition(|(name, _)| is_needed(name));
-        let mut argument = |(name, property): (&String, &Value)| {
-            let value = self.json(&with_definitions(property, schema));
-            self.rule(&format!("{} {value}", quoted(&format!("{name}="))))
+        let mut rule = |(name, property): (&String, &Value)| {
+            let body = item(self, name, property);
+            self.rule(&body)
         };
-        let needed: Vec<String> = needed.into_iter().map(&mut argument).collect();
-        let optional: Vec<String> = optional.into_iter().map(&mut argument).collect();
-        // What may follow each argument, the last argument first.
-        let mut following = quoted(")]");
+        let needed: Vec<String> = needed.into_iter().map(&mut rule).collect();
+        let optional: Vec<String> = optional.into_iter().map(&mut rule).collect();
+        let separator = quoted(separator);
+        // What may follow each item, the last item first.
+        let mut following = quoted(end);
         let mut firsts = vec![following.clone()];
-        for argument in optional.into_iter().rev() {
-            firsts.push(format!("{argument} {following}"));
-            following = self.rule(&format!("(\", \" {argument})? {following}"));
+        for item in optional.into_iter().rev() {
+            firsts.push(format!("{item} {following}"));
+            following = self.rule(&format!("({separator} {item})? {following}"));
         }
-        let arguments = if needed.is_empty() {
+        if needed.is_empty() {
             format!("({})", firsts.join(" | "))
         } else {
-            format!("{} {following}", needed.join(" \", \" "))
-        };
-        format!("{} {arguments}", quoted(&format!("[{name}(")))
+            format!("{} {following}", needed.join(&format!(" {separator} ")))
+        }
     }
 
     fn section(&mut self, tags: &sections::Tags, name: &str, schema: &Value) -> String {
@@ -327,8 +361,9 @@ impl<'a> Grammar<'a> {
         let quote = if tags.quotes { "\"" } else { "" };
         let mut call = match &tags.function {
             Some(function) => {
-                let function = quoted(&format!("{line}{}{quote}{name}{quote}>{line}", function.open));
-                format!("{open} {function}")
+                let [before, after] = [function.open, function.name_end].map(|tag| self.tag(tag));
+                let name = quoted(&format!("{quote}{name}{quote}"));
+                format!("{open} {end_of_line} {before} {name} {after} {end_of_line}")
             }
             None => format!("{open} {}", quoted(&format!("{name}{line}"))),
         };
@@ -354,7 +389,7 @@ impl<'a> Grammar<'a> {
             call.push_str(&format!(" {rule}{}", if needed { "" } else { "?" }));
         }
         match &tags.function {
-            Some(function) => format!("{call} {} {close}", quoted(&format!("{}{line}", function.close))),
+            Some(function) => format!("{call} {} {end_of_line} {close}", self.tag(function.close)),
             None => format!("{call} {close}"),
         }
     }
@@ -406,7 +441,7 @@ mod tests {
     use crate::{Engine, Options};
 
     /// Whether the grammar accepts this text as an answer.
-    fn takes(engine: &Engine, grammar: &crate::Grammar, text: &str) -> bool {
+    pub(super) fn takes(engine: &Engine, grammar: &crate::Grammar, text: &str) -> bool {
         let options = EncodeOptions { special: true, bos: Bos::Never };
         let mut matcher = grammar.matcher().unwrap();
         engine.tokenizer().encode(text, options).unwrap().into_iter().all(|token| {
@@ -440,6 +475,15 @@ mod tests {
             ("<tool_call><arg_key>", "", said, "<tool_call>"),
             ("<｜tool▁call▁begin｜><｜tool▁sep｜>", "", said, "a<｜tool▁calls▁begin｜>"),
             ("<|tool_call_begin|><|tool_call_argument_begin|>", "", said, "a<|tool_call_begin|>"),
+            ("<|tool_call><tool_call|><|\"|>", "", said, "a<|tool_call>"),
+            ("<|tool_call|><|start_of_role|>", "", said, "a<|tool_call|>"),
+            ("<|tool_call_start|><|tool_call_end|>", "", said, "a<|tool_call_start|>"),
+            (
+                "<|START_THINKING|><|START_ACTION|>\"tool_name\":<|START_TEXT|>",
+                "<|START_THINKING|>",
+                "a<|END_THINKING|><|START_TEXT|>Hello.<|END_TEXT|>",
+                "a<|END_THINKING|><|START_ACTION|>",
+            ),
             (
                 "<|channel|><|message|>",
                 "<|start|>assistant",
