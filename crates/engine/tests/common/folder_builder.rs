@@ -69,6 +69,13 @@ impl Folder {
         std::fs::write(to.join("model.safetensors"), safetensors_file(&self.tensors)).unwrap();
     }
 
+    /// Writes the folder as mlx-lm does: its weights' file says so.
+    pub fn write_as_mlx(&self, to: &Path) {
+        self.write_settings(to);
+        let file = safetensors_file_of(&self.tensors, json!({ "format": "mlx" }));
+        std::fs::write(to.join("model.safetensors"), file).unwrap();
+    }
+
     /// Writes the folder, with its weights in several files and an index.
     pub fn write_sharded(&self, to: &Path, shards: usize) {
         self.write_settings(to);
@@ -97,7 +104,11 @@ impl Folder {
 
 /// The bytes of a safetensors file.
 pub fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
-    let mut header = Map::new();
+    safetensors_file_of(tensors, json!({}))
+}
+
+fn safetensors_file_of(tensors: &[Tensor], metadata: Value) -> Vec<u8> {
+    let mut header = Map::from_iter([("__metadata__".to_owned(), metadata)]);
     let mut end = 0;
     for t in tensors {
         let entry = json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [end, end + t.data.len()] });

@@ -25,6 +25,7 @@ mod folder_errors;
 mod folder_hostile;
 mod folder_settings;
 mod folders;
+mod folders_mlx;
 mod generation;
 mod gguf_errors;
 mod gguf_hostile;

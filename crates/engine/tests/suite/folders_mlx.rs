@@ -1,0 +1,91 @@
+//! Folders as mlx-lm stores the families: the same weights under other names and in other shapes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use forebay_engine::Precision;
+use forebay_testing::assert_same_bits;
+
+use crate::common::folder_builder::Folder;
+use crate::common::models::{containers, logits, options, random_tokens};
+
+#[test]
+fn lfm2_moe() {
+    let mut folder = Folder::read(&containers("lfm2_moe")[1]);
+    stack_experts(&mut folder, "feed_forward", ["w1", "w3", "w2"]);
+    folder.rename(|name| {
+        let plain = name.replace("w1.weight", "gate_proj.weight").replace("w2.weight", "down_proj.weight");
+        plain.replace("w3.weight", "up_proj.weight")
+    });
+    for filters in folder.tensors.iter_mut().filter(|t| t.name.ends_with("conv.conv.weight")) {
+        // Channels, inputs, kernel.
+        filters.shape.swap(1, 2);
+    }
+    assert_bits_of_the_gguf(&folder, "lfm2_moe");
+}
+
+#[test]
+fn granitemoe() {
+    let mut folder = Folder::read(&containers("granitemoe")[1]);
+    let names: Vec<_> = folder.tensors.iter().map(|t| t.name.clone()).collect();
+    for name in names.iter().filter(|name| name.ends_with("block_sparse_moe.input_linear.weight")) {
+        let both = folder.take(name);
+        let [experts, rows, cols] = both.shape[..] else { panic!("{:?}", both.shape) };
+        let matrices: Vec<_> = both.data.chunks_exact(both.data.len() / experts / 2).collect();
+        for (part, first) in [("gate", 0), ("up", 1)] {
+            let data = matrices.iter().skip(first).step_by(2).copied().flatten().copied().collect();
+            let name = name.replace("input_linear", &format!("switch_mlp.{part}_proj"));
+            folder.add(name, &both.dtype, &[experts, rows / 2, cols], data);
+        }
+    }
+    folder.rename(|name| name.replace("moe.output_linear", "moe.switch_mlp.down_proj"));
+    assert_bits_of_the_gguf(&folder, "granitemoe");
+}
+
+#[test]
+fn bailingmoe_of_both_versions() {
+    for family in ["bailingmoe", "bailingmoe2"] {
+        let mut folder = Folder::read(&containers(family)[1]);
+        stack_experts(&mut folder, "mlp", ["gate_proj", "up_proj", "down_proj"]);
+        folder.rename(|name| name.replace("mlp.gate.weight", "mlp.gate.gate_proj.weight"));
+        // mlx-lm has already done what this setting asks for.
+        folder.config.insert("norm_head".to_owned(), true.into());
+        assert_bits_of_the_gguf(&folder, family);
+    }
+}
+
+/// Replaces the tensors of single experts, which have these names of gate, up and down, by one tensor for each of them.
+fn stack_experts(folder: &mut Folder, module: &str, parts: [&str; 3]) {
+    let mut stacks = BTreeMap::new();
+    for (part, ours) in parts.into_iter().zip(["gate", "up", "down"]) {
+        for expert in 0.. {
+            let end = format!(".{module}.experts.{expert}.{part}.weight");
+            let layers: Vec<_> =
+                folder.tensors.iter().filter_map(|t| t.name.strip_suffix(&end)).map(str::to_owned).collect();
+            if layers.is_empty() {
+                break;
+            }
+            for layer in layers {
+                let tensor = folder.take(&format!("{layer}{end}"));
+                let name = format!("{layer}.{module}.switch_mlp.{ours}_proj.weight");
+                let (dtype, shape, data) =
+                    stacks.entry(name).or_insert_with(|| (tensor.dtype, vec![0], Vec::new()));
+                shape.splice(1.., tensor.shape);
+                shape[0] += 1;
+                data.extend(tensor.data);
+                assert_eq!(*dtype, "BF16");
+            }
+        }
+    }
+    for (name, (dtype, shape, data)) in stacks {
+        folder.add(name, &dtype, &shape, data);
+    }
+}
+
+fn assert_bits_of_the_gguf(folder: &Folder, family: &str) {
+    let temporary = tempfile::tempdir().unwrap();
+    folder.write_as_mlx(temporary.path());
+    let tokens = random_tokens(24, 512, 3);
+    let run = |path: &Path| logits(path, &options(Precision::Exact), &tokens);
+    assert_same_bits(&run(temporary.path()), &run(&containers(family)[0]), family);
+}
