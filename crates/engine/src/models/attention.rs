@@ -389,7 +389,7 @@ pub fn layer_kinds(
     by_default: impl Fn(usize) -> bool,
 ) -> Result<Vec<bool>> {
     if let Some(types) = config.optional_texts(keys::LAYER_TYPES)? {
-        if types.len() != layers {
+        if types.len() < layers {
             return Err(config.error(keys::LAYER_TYPES, "does not have one type for each layer"));
         }
         let has_window = |name: &str| match name {
@@ -397,7 +397,7 @@ pub fn layer_kinds(
             "full_attention" => Ok(false),
             other => Err(config.unsupported(keys::LAYER_TYPES, other)),
         };
-        return types.iter().map(has_window).collect();
+        return types.iter().take(layers).map(has_window).collect();
     }
     let every = |key: Key| Ok(config.optional_bools(key, layers)?);
     Ok(every(keys::WINDOW_PATTERN)?.unwrap_or_else(|| (0..layers).map(by_default).collect()))

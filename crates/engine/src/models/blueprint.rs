@@ -329,6 +329,14 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// The rows of a matrix, or `by_default` while needed tensors are being discovered.
+    ///
+    /// # Errors
+    /// As [`rows_of`](Self::rows_of).
+    pub fn rows_or(&self, name: Name, by_default: usize) -> Result<usize> {
+        if self.is_discovering() { Ok(by_default) } else { self.rows_of(name) }
+    }
+
     /// Declares a dense weight matrix.
     ///
     /// # Errors
@@ -484,6 +492,15 @@ impl<'a> Builder<'a> {
         }))
     }
 
+    /// Declares the first `len` of a vector of `stored` weights.
+    ///
+    /// # Errors
+    /// Those of [`vector`](Self::vector).
+    pub fn vector_start(&mut self, name: Name, stored: usize, len: usize) -> Result<Vector> {
+        let tensor = self.floats(name, &[stored])?;
+        Ok(self.push_vector(Declared::Vector(elements(tensor, 0, len), Prepared::Unchanged)))
+    }
+
     fn prepared(&mut self, name: Name, shape: &[usize], prepared: Prepared) -> Result<Vector> {
         let tensor = self.floats(name, shape)?;
         Ok(self.push_vector(Declared::Vector(tensor.clone(), prepared)))
@@ -532,7 +549,7 @@ impl<'a> Builder<'a> {
     /// Declares the routed experts of the next layer, with `inner` inner channels. Returns the scales of each
     /// expert's gate, up and down, if the file has such scales.
     ///
-    /// If a tensor is missing, or its shape or type is not supported.
+    /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
     pub fn experts(
         &mut self,

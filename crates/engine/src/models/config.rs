@@ -442,9 +442,12 @@ impl<'a> Config<'a> {
 
     /// A setting as the file has it, which may be a list with a number for each layer, and its whole name.
     fn setting(&self, key: Key) -> Option<(String, &'a Value)> {
-        let names = self.names(key);
-        self.read.borrow_mut().extend(names.iter().cloned());
-        names.into_iter().find_map(|name| {
+        // A family that reads what one kind of layers has also reads what the other has, if there are such layers.
+        for kind in [LayerKind::Full, LayerKind::Windowed] {
+            let layer = self.layer.map(|(layer, _)| (layer, kind));
+            self.read.borrow_mut().extend(self.names(key, layer));
+        }
+        self.names(key, self.layer).into_iter().find_map(|name| {
             let whole = match self.format() {
                 Format::Gguf => format!("{}.{name}", self.architecture()),
                 Format::HuggingFace | Format::Mlx => name.into_owned(),
@@ -454,8 +457,8 @@ impl<'a> Config<'a> {
     }
 
     /// The names that a setting may have, without the architecture. Those of the layer or its kind come first.
-    fn names(&self, key: Key) -> Vec<Cow<'static, str>> {
-        let own = self.layer.map_or_else(Vec::new, |(layer, kind)| match (self.format(), kind) {
+    fn names(&self, key: Key, layer: Option<(usize, LayerKind)>) -> Vec<Cow<'static, str>> {
+        let own = layer.map_or_else(Vec::new, |(layer, kind)| match (self.format(), kind) {
             (Format::Gguf, LayerKind::Full) => Vec::new(),
             (Format::Gguf, LayerKind::Windowed) => vec![format!("{}_swa", key.gguf)],
             (Format::HuggingFace | Format::Mlx, _) => {
@@ -467,18 +470,15 @@ impl<'a> Config<'a> {
                 all.flat_map(|name| names(name).into_iter().chain(of_kind(name))).collect()
             }
         });
+        let of_window = matches!(layer, Some((_, LayerKind::Windowed)));
         let general: &[&'static str] = match self.format() {
             Format::Gguf if key.gguf.is_empty() => return Vec::new(),
             // The scaling of the rotation is that of layers without a window.
-            Format::Gguf if self.is_windowed() && key.gguf.starts_with("rope.scal") => return Vec::new(),
+            Format::Gguf if of_window && key.gguf.starts_with("rope.scal") => return Vec::new(),
             Format::Gguf => &[key.gguf],
             Format::HuggingFace | Format::Mlx => key.hugging_face,
         };
         own.into_iter().map(Cow::Owned).chain(general.iter().map(|&name| Cow::Borrowed(name))).collect()
-    }
-
-    fn is_windowed(&self) -> bool {
-        matches!(self.layer, Some((_, LayerKind::Windowed)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds the routed experts of a layer and describes them as byte ranges, for each layout that files use:
 //!
 //! - one tensor for each matrix, `[experts, rows, cols]`: GGUF's `ffn_gate_exps`, MLX's `switch_mlp.gate_proj` and
-//!   `experts.switch_glu.gate_proj`
+//!   `experts.switch_glu.gate_proj` ([`ExpertNames::stacked`])
 //! - a tensor for each matrix of each expert: `experts.7.gate_proj.weight`
 //! - gate and up in one tensor, `[gate; up]`: GGUF's `ffn_gate_up_exps`, Hugging Face's `experts.gate_up_proj`
 //! - gate and up alternating, in rows or, transposed, in columns ([`Fused::Alternating`])
@@ -92,15 +92,11 @@ impl Search<'_, '_> {
 
     /// The layout with one tensor for each matrix.
     fn stacked(&mut self) -> Result<Option<[Stack; 3]>> {
-        let patterns: &[(&str, &str)] = match self.b.format() {
-            Format::Gguf => &[("ffn_", "_exps.weight")],
-            Format::HuggingFace | Format::Mlx => &[
-                ("switch_mlp.", "_proj.weight"),
-                ("experts.switch_glu.", "_proj.weight"),
-                ("experts.", "_proj.weight"),
-            ],
+        let (prefixes, after): (&[&str], _) = match self.b.format() {
+            Format::Gguf => (&["ffn_"], "_exps.weight"),
+            Format::HuggingFace | Format::Mlx => (self.names.stacked, "_proj.weight"),
         };
-        for (before, after) in patterns {
+        for before in prefixes {
             let names = ["gate", "up", "down"].map(|part| self.name(&format!("{before}{part}{after}")));
             if self.b.find(&names[0])?.is_some() {
                 let mut stacks = Vec::new();
@@ -207,8 +203,10 @@ impl Search<'_, '_> {
     fn missing(&mut self) -> Error {
         let expected = match self.b.format() {
             Format::Gguf => self.name("ffn_gate_exps.weight"),
-            Format::Mlx => self.name("switch_mlp.gate_proj.weight"),
-            Format::HuggingFace => self.name(&format!("experts.0.{}.weight", self.names.parts[0])),
+            Format::HuggingFace if self.names.stacked.contains(&"experts.") => {
+                self.name(&format!("experts.0.{}.weight", self.names.parts[0]))
+            }
+            Format::HuggingFace | Format::Mlx => self.name(&format!("{}gate_proj.weight", self.names.stacked[0])),
         };
         let ExpertShape { experts, hidden, inner, .. } = self.shape;
         self.b.miss(&expected, &[experts, inner, hidden], NeedKind::Matrix)

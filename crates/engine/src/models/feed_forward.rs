@@ -134,6 +134,13 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Names of a single shared expert.
+    pub const SINGLE: [Name; 3] = [
+        Name::new("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
+        Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+        Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
+    ];
+
     /// `count` shared experts of `inner` channels each, as one expert with `count · inner` channels and no gate.
     pub fn plain(count: usize, inner: usize) -> Option<Shared> {
         const NAMES: [Name; 3] = [

@@ -8,7 +8,7 @@ const fn key(gguf: &'static str, hugging_face: &'static [&'static str]) -> Key {
 }
 
 /// The longest context of the model.
-pub const CONTEXT: Key = key("context_length", &["max_position_embeddings"]);
+pub const CONTEXT: Key = key("context_length", &["max_position_embeddings", "max_seq_len"]);
 /// The number of layers.
 pub const LAYERS: Key = key("block_count", &["num_hidden_layers"]);
 /// Channels of the residual stream.
@@ -16,7 +16,7 @@ pub const HIDDEN: Key = key("embedding_length", &["hidden_size"]);
 /// The number of query heads.
 pub const HEADS: Key = key("attention.head_count", &["num_attention_heads"]);
 /// The number of key heads.
-pub const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads"]);
+pub const KV_HEADS: Key = key("attention.head_count_kv", &["num_key_value_heads", "num_attention_groups"]);
 /// Channels of a key.
 pub const KEY_DIM: Key = key("attention.key_length", &["head_dim"]);
 /// Channels of a value.
@@ -36,14 +36,18 @@ pub const ROTATED_DIM: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
 /// Whether neighbouring channels rotate together.
 pub const ROPE_INTERLEAVED: Key = key("", &["rope_interleave"]);
 /// The epsilon of the norms.
-pub const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"]);
+pub const NORM_EPS: Key =
+    key("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps", "layernorm_epsilon"]);
 /// The base of the rotation's frequencies.
 pub const ROPE_BASE: Key =
     key("rope.freq_base", &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"]);
 /// The number of channels that rotate.
 pub const ROPE_DIM: Key = key("rope.dimension_count", &["rotary_dim"]);
 /// The share of the channels that rotate.
-pub const ROPE_SHARE: Key = key("", &["rope_parameters.partial_rotary_factor", "partial_rotary_factor"]);
+pub const ROPE_SHARE: Key = key(
+    "",
+    &["rope_parameters.partial_rotary_factor", "partial_rotary_factor", "partial_rotary_factors"],
+);
 /// The kind of scaling of the rotation for longer contexts.
 pub const ROPE_SCALING: Key = key(
     "rope.scaling.type",
@@ -93,23 +97,33 @@ pub const ROPE_ATTENTION_MULTIPLIER: Key = key("rope.scaling.attn_factor", &[]);
 /// The share of YaRN in a mix with linear scaling.
 pub const ROPE_EXTRAPOLATION: Key = key("rope.scaling.yarn_ext_factor", &[]);
 /// The number of routed experts of a layer.
-pub const EXPERTS: Key = key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]);
+pub const EXPERTS: Key = key(
+    "expert_count",
+    &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
+);
 /// The number of experts that a token uses.
-pub const EXPERTS_USED: Key = key("expert_used_count", &["num_experts_per_tok", "top_k_experts"]);
+pub const EXPERTS_USED: Key =
+    key("expert_used_count", &["num_experts_per_tok", "top_k_experts", "moe_top_k"]);
 /// Inner channels of an expert.
 pub const EXPERT_INNER: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
 /// Inner channels of a dense feed-forward block and, in some families, of an expert.
 pub const INNER: Key = key("feed_forward_length", &["intermediate_size"]);
 /// Inner channels of the shared expert.
-pub const SHARED_INNER: Key = key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"]);
+pub const SHARED_INNER: Key = key(
+    "expert_shared_feed_forward_length",
+    &["shared_expert_intermediate_size", "share_expert_dim", "share_expert_dims"],
+);
 /// Whether the weights of the chosen experts are normalised to sum to one.
-pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob"]);
+pub const ROUTER_NORMALISES: Key = key("expert_weights_norm", &["norm_topk_prob", "norm_expert_weight"]);
 /// How scores are computed from the router's logits: 1 softmax, 2 sigmoid, 3 softmax over the chosen experts.
 pub const ROUTER_FUNCTION: Key = key("expert_gating_func", &[]);
 /// How scores are computed from the router's logits.
-pub const ROUTER_SCORES: Key = key("", &["scoring_func"]);
+pub const ROUTER_SCORES: Key = key("", &["scoring_func", "moe_router_activation", "moe_router_score_func"]);
 /// The factor of the weights of the chosen experts.
-pub const ROUTER_SCALE: Key = key("expert_weights_scale", &["routed_scaling_factor"]);
+pub const ROUTER_SCALE: Key = key(
+    "expert_weights_scale",
+    &["routed_scaling_factor", "moe_router_scaling_factor", "moe_routed_scaling_factor"],
+);
 /// The number of groups of experts.
 pub const ROUTER_GROUPS: Key = key("expert_group_count", &["n_group"]);
 /// The number of groups that a token uses.
@@ -139,8 +153,8 @@ pub const HIDDEN_ACTIVATION: Key = key("", &["hidden_activation"]);
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
 /// The number of positions of the window.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
-/// For each layer, whether it has a window, in GGUF files.
-pub const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", &[]);
+/// For each layer, whether it has a window, in GGUF files and some folders.
+pub const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", &["hybrid_layer_pattern"]);
 /// For each layer, whether it has a window.
 pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 /// The steepness of the sigmoid in an expert.

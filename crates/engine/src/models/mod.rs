@@ -22,10 +22,13 @@ mod granite;
 mod hunyuan_moe;
 mod hy_v3;
 pub mod keys;
+mod laguna;
 mod latent;
 mod lfm2moe;
 mod linear;
 mod llama;
+mod llama4;
+mod mimo2;
 mod minimax_m2;
 mod mistral3;
 mod mistral4;
@@ -45,6 +48,7 @@ mod short_conv;
 mod smallthinker;
 mod span;
 mod split;
+mod step35;
 pub mod unread;
 
 pub use blueprint::{Blueprint, Builder};
@@ -93,6 +97,10 @@ pub const ARCHS: &[Arch] = &[
     bailing_moe::ARCH,
     bailing_moe::V2,
     smallthinker::ARCH,
+    step35::ARCH,
+    mimo2::ARCH,
+    laguna::ARCH,
+    llama4::ARCH,
 ];
 
 /// A family's entry in the registry.

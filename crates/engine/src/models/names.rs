@@ -53,6 +53,9 @@ pub struct ExpertNames {
     pub module: &'static str,
     /// Gate, up and down of one expert, if each expert has its own tensors: `experts.7.gate_proj.weight`.
     pub parts: [&'static str; 3],
+    /// What precedes the name of a matrix of all experts, if they are one tensor: `switch_mlp.` in
+    /// `mlp.switch_mlp.gate_proj.weight`.
+    pub stacked: &'static [&'static str],
     /// Gate with up, and down, of all experts, if gate and up are one tensor.
     pub together: [&'static str; 2],
     /// The layout of gate and up if they are one tensor.
@@ -89,6 +92,7 @@ impl ExpertNames {
     pub const USUAL: ExpertNames = ExpertNames {
         module: "mlp",
         parts: ["gate_proj", "up_proj", "down_proj"],
+        stacked: &["switch_mlp.", "experts.switch_glu.", "experts."],
         together: ["experts.gate_up_proj", "experts.down_proj"],
         fused: Fused::Stacked,
     };

@@ -109,10 +109,12 @@ impl Places {
     /// If the divisors of frequencies do not fit.
     pub fn finish(self, b: &mut Builder<'_>) -> Result<Positions> {
         let has_divisors = b.has(ROPE_DIVISORS);
+        // Files have as many divisors as the widest rotation has pairs.
+        let pairs = self.rotations.iter().map(|(rotating, _)| rotating.channels / 2).max().unwrap_or(0);
         let mut ropes = Vec::new();
         for (Rotating { channels, base, scaling, scale, divided, .. }, angles) in self.rotations {
-            let divisors =
-                (divided && has_divisors).then(|| b.vector(ROPE_DIVISORS, channels / 2)).transpose()?;
+            let divided = divided && has_divisors;
+            let divisors = divided.then(|| b.vector_start(ROPE_DIVISORS, pairs, channels / 2)).transpose()?;
             ropes.push((Rope { frequencies: scaling.frequencies(base, channels), divisors, scale }, angles));
         }
         Ok(Positions { ropes, temperatures: self.temperatures })

@@ -11,11 +11,6 @@ use crate::format::Format;
 pub const ARCH: Arch =
     Arch { gguf: "qwen2moe", hugging_face: &["Qwen2MoeForCausalLM", "qwen2_moe"], describe };
 
-const SHARED: [Name; 3] = [
-    Name::new("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
-    Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
-    Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
-];
 const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
@@ -25,7 +20,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
     let shared =
-        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
+        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE) };
     let router = feed_forward::softmax_router(config, normalise)?;
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     let attention = Grouped { qkv_bias: true, ..Grouped::read(config)? };

@@ -38,11 +38,6 @@ pub const QWEN3_NEXT: Arch = Arch {
     describe: |config, b| describe(config, b, HeadOrder::Grouped, mixture(config)?.into()),
 };
 
-const SHARED: [Name; 3] = [
-    Name::new("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
-    Name::new("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
-    Name::new("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
-];
 const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 
 /// GGUF files of Qwen3.5 and 3.6 interleave the value heads of the key heads.
@@ -57,7 +52,7 @@ fn mixture(config: &Config<'_>) -> Result<Mixture> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true);
     let router = feed_forward::softmax_router(config, normalise)?;
     let shared =
-        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, SHARED) };
+        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE) };
     Ok(Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) })
 }
 

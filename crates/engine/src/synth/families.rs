@@ -227,6 +227,66 @@ pub const FAMILIES: &[Family] = &[
             expert_count=64 expert_used_count=6 expert_feed_forward_length=768 expert_gating_func=2",
         ..PLAIN
     },
+    Family {
+        name: "step35",
+        model: "Step-3.5-Flash",
+        settings: "block_count=45 context_length=262144 embedding_length=4096 feed_forward_length=11264
+            attention.head_count=64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64,96,96,96,64
+            attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.sliding_window=512
+            attention.sliding_window_pattern=0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0,1,1,1,0
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=5e6 rope.freq_base_swa=1e4
+            expert_count=288 expert_used_count=8 expert_feed_forward_length=1280
+            expert_shared_feed_forward_length=1280 leading_dense_block_count=3
+            expert_gating_func=2 expert_weights_norm=true expert_weights_scale=3.0
+            swiglu_clamp_exp=0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,7,7
+            swiglu_clamp_shexp=0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,16,16",
+        optional: &["output.weight", "ffn_gate_inp.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "mimo2",
+        model: "MiMo-V2-Flash",
+        settings: "block_count=48 context_length=262144 embedding_length=4096 feed_forward_length=16384
+            attention.head_count=64
+            attention.head_count_kv=4,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4,8,8,8,8,8,4
+            attention.key_length=192 attention.value_length=128 attention.value_scale=0.707
+            attention.sliding_window=128
+            attention.sliding_window_pattern=0,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0
+            attention.layer_norm_rms_epsilon=1e-5
+            rope.dimension_count=64 rope.freq_base=5e6 rope.freq_base_swa=1e4
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=2048
+            leading_dense_block_count=1 expert_gating_func=2",
+        optional: &["output.weight", "ffn_gate_inp.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "laguna",
+        model: "Laguna-XS.2",
+        settings: "block_count=40 context_length=131072 embedding_length=2048 feed_forward_length=8192
+            attention.head_count=48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64,48,64,64,64
+            attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.sliding_window=512 attention.layer_norm_rms_epsilon=1e-6
+            rope.dimension_count=64 rope.dimension_count_swa=128 rope.freq_base=5e5 rope.freq_base_swa=1e4
+            rope.scaling.type=yarn rope.scaling.factor=32.0 rope.scaling.original_context_length=4096
+            rope.scaling.yarn_beta_fast=64.0 rope.scaling.yarn_beta_slow=1.0
+            expert_count=256 expert_used_count=8 expert_feed_forward_length=512
+            expert_shared_feed_forward_length=512 leading_dense_block_count=1
+            expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
+        optional: &["output.weight", "ffn_gate_inp.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "llama4",
+        model: "Llama-4-Scout",
+        settings: "block_count=48 context_length=10485760 embedding_length=5120 feed_forward_length=16384
+            attention.head_count=40 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=5e5 rope.dimension_count=128
+            expert_count=16 expert_used_count=1 expert_feed_forward_length=8192
+            leading_dense_block_count=0 interleave_moe_layer_step=1",
+        optional: &["output.weight", "ffn_gate_inp.weight"],
+        ..PLAIN
+    },
 ];
 
 /// The settings of one model, in order; the keys are without the family's name.
@@ -350,11 +410,20 @@ impl Settings {
         };
         let fits = match (rest, layer, self.count("full_attention_interval")) {
             ("exp_probs_b.bias", ..) => self.count("expert_gating_func") == Some(2),
+            // Where routers are optional, the layers without them are dense.
+            ("ffn_gate_inp.weight", Some(layer), _) => self.has_mixture(layer),
             // Only layers with linear attention have filters.
             ("ssm_conv1d.weight", Some(layer), Some(interval @ 1..)) => !(layer + 1).is_multiple_of(interval),
             _ => true,
         };
         fits && self.family.optional.contains(&rest)
+    }
+
+    /// Whether a layer has experts.
+    fn has_mixture(&self, layer: u64) -> bool {
+        let dense = self.count("leading_dense_block_count").unwrap_or(0);
+        let step = self.count("interleave_moe_layer_step").unwrap_or(1).max(1);
+        layer >= dense && (layer + 1).is_multiple_of(step)
     }
 
     /// The settings as metadata of a file.
@@ -408,6 +477,10 @@ mod tests {
             ("granite", 7.97),
             ("bailingmoe", 16.3),
             ("bailingmoe2", 15.6),
+            ("step35", 195.9),
+            ("mimo2", 307.6),
+            ("laguna", 33.0),
+            ("llama4", 105.7),
             ("smallthinker", 20.7),
         ];
         for (name, size) in sizes {

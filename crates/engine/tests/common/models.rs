@@ -31,6 +31,7 @@ pub const PECULIAR: &[&str] = &[
     "hunyuan_v1_moe-alpha",
     "bailingmoe-head",
     "smallthinker-softmax",
+    "mimo_v2_flash-size",
 ];
 
 /// Every tiny model, and the name of the logits that another program computed.
@@ -74,11 +75,15 @@ pub const MIXTURES: &[&str] = &[
     "bailingmoe",
     "bailingmoe2",
     "smallthinker",
+    "step3p5",
+    "mimo_v2_flash",
+    "laguna",
+    "llama4",
 ];
 pub const DENSE: &[&str] = &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral"];
 
 /// Families whose GGUF files lack settings, so that their logits are others than those of the folders.
-const LACKING: &[&str] = &["mistral"];
+const LACKING: &[&str] = &["mistral", "llama4"];
 
 /// One of these for each kind of state that layers keep.
 pub const KEEPING: [&str; 5] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe"];

@@ -131,6 +131,86 @@ fn fuse_experts(folder: &mut Folder) {
     }
 }
 
+/// As mlx-lm stores them: experts stacked, some tensors with other names, and norms that are not zero-centred.
+#[test]
+fn folders_of_mlx_give_the_bits_of_those_they_were_made_from() {
+    const STEP: &[(&str, &str)] = &[
+        (".moe.gate.", ".mlp.gate.gate."),
+        (".moe.router_bias", ".mlp.gate.router_bias"),
+        (".moe.", ".mlp.switch_mlp."),
+        (".share_expert.", ".mlp.share_expert."),
+    ];
+    const LAGUNA: &[(&str, &str)] = &[
+        (".mlp.gate.weight", ".mlp.gate.proj.weight"),
+        (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+    ];
+    for (family, renamed) in [("step3p5", STEP), ("laguna", LAGUNA), ("mimo_v2_flash", &[]), ("llama4", &[])] {
+        let path = data(&format!("golden/{family}"));
+        let mut folder = Folder::read(&path);
+        folder.config.insert("quantization".into(), json!({ "group_size": 64, "bits": 4 }));
+        folder.rename(|name| renamed.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to)));
+        stack_experts(&mut folder);
+        transpose_experts(&mut folder);
+        for tensor in folder.tensors.iter_mut().filter(|t| family == "step3p5" && t.name.ends_with("norm.weight")) {
+            let weights = tensor.data.chunks_exact(2).map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])));
+            tensor.data = weights.flat_map(|weight| (weight + 1.0).to_le_bytes()).collect();
+            tensor.dtype = "F32".to_owned();
+        }
+        let temporary = tempfile::tempdir().unwrap();
+        folder.write(temporary.path());
+        let tokens = Reference::read(&format!("golden/{family}.logits.safetensors")).tokens;
+        for precision in [Precision::Fast, Precision::Exact] {
+            let run = |model: &Path| logits(model, &options(precision), &tokens);
+            assert_same_bits(&run(temporary.path()), &run(&path), &format!("{family}, {precision:?}"));
+        }
+    }
+}
+
+/// Turns `experts.N.gate_proj` and so on into `switch_mlp.gate_proj`.
+fn stack_experts(folder: &mut Folder) {
+    let first = folder.tensors.iter().filter_map(|t| Some(t.name.split_once(".experts.0.")?.0.to_owned()));
+    let modules: std::collections::BTreeSet<String> = first.collect();
+    for module in modules {
+        for part in ["gate_proj", "up_proj", "down_proj"] {
+            let name = |expert: usize| format!("{module}.experts.{expert}.{part}.weight");
+            let has = |folder: &Folder, expert| folder.tensors.iter().any(|t| t.name == name(expert));
+            let (mut data, mut shape, mut experts) = (Vec::new(), Vec::new(), 0);
+            while has(folder, experts) {
+                let one = folder.take(&name(experts));
+                data.extend(one.data);
+                shape = one.shape;
+                experts += 1;
+            }
+            shape.insert(0, experts);
+            folder.add(format!("{module}.switch_mlp.{part}.weight"), "BF16", &shape, data);
+        }
+    }
+}
+
+/// Turns a transposed `experts.gate_up_proj` and `experts.down_proj` into three tensors that are not.
+fn transpose_experts(folder: &mut Folder) {
+    let both = folder.tensors.iter().filter_map(|t| t.name.strip_suffix(".gate_up_proj"));
+    for module in both.map(str::to_owned).collect::<Vec<_>>() {
+        for (from, to, of, half) in
+            [("gate_up", "gate", 2, 0), ("gate_up", "up", 2, 1), ("down", "down", 1, 0)]
+        {
+            let tensor = folder.tensor(&format!("{module}.{from}_proj"));
+            let [experts, columns, rows] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };
+            let (all, rows) = (rows, rows / of);
+            let mut data = Vec::new();
+            for i in 0..experts * rows * columns {
+                let (expert, row, column) = (i / rows / columns, i / columns % rows, i % columns);
+                let at = (expert * columns + column) * all + half * rows + row;
+                data.extend_from_slice(&tensor.data[2 * at..][..2]);
+            }
+            folder.add(format!("{module}.{to}_proj.weight"), "BF16", &[experts, rows, columns], data);
+        }
+        for part in ["gate_up", "down"] {
+            folder.take(&format!("{module}.{part}_proj"));
+        }
+    }
+}
+
 /// As mlx-lm stores gpt-oss: separate tensors for gate, up and down, and for their biases.
 #[test]
 fn alternating_experts_and_biases_may_be_apart() {

@@ -20,6 +20,10 @@ const FAMILIES: &[(&str, Option<usize>)] = &[
     ("mistral4", None),
     ("gemma4", None),
     ("lfm2_moe", None),
+    ("step3p5", None),
+    ("mimo_v2_flash", None),
+    ("laguna", None),
+    ("llama4", Some(15)),
 ];
 
 /// The GGUF file and the folder of each family, with the reference, which a file that lacks settings follows only at
