@@ -399,6 +399,5 @@ pub fn layer_kinds(
         };
         return types.iter().take(layers).map(has_window).collect();
     }
-    let every = |key: Key| Ok(config.optional_bools(key, layers)?);
-    Ok(every(keys::WINDOW_PATTERN)?.unwrap_or_else(|| (0..layers).map(by_default).collect()))
+    Ok(config.optional_bools(keys::WINDOW_PATTERN, layers)?.unwrap_or_else(|| (0..layers).map(by_default).collect()))
 }

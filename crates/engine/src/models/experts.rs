@@ -206,7 +206,9 @@ impl Search<'_, '_> {
             Format::HuggingFace if self.names.stacked.contains(&"experts.") => {
                 self.name(&format!("experts.0.{}.weight", self.names.parts[0]))
             }
-            Format::HuggingFace | Format::Mlx => self.name(&format!("{}gate_proj.weight", self.names.stacked[0])),
+            Format::HuggingFace | Format::Mlx => {
+                self.name(&format!("{}gate_proj.weight", self.names.stacked[0]))
+            }
         };
         let ExpertShape { experts, hidden, inner, .. } = self.shape;
         self.b.miss(&expected, &[experts, inner, hidden], NeedKind::Matrix)

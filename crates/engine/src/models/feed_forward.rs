@@ -15,7 +15,7 @@ pub enum FeedForward {
     /// The same for all tokens.
     Dense(Dense),
     /// A mixture of experts.
-    Mixture(Mixture),
+    Mixture(Box<Mixture>),
     /// Both, side by side.
     Both(Box<Both>),
 }
@@ -28,7 +28,7 @@ impl From<Dense> for FeedForward {
 
 impl From<Mixture> for FeedForward {
     fn from(mixture: Mixture) -> FeedForward {
-        FeedForward::Mixture(mixture)
+        FeedForward::Mixture(Box::new(mixture))
     }
 }
 

@@ -94,6 +94,9 @@ fn attention(config: &Config<'_>, b: &mut Builder<'_>, l: usize, window: Option<
     let heads = own.count(keys::HEADS)?;
     let kv_heads = own.optional_counts(keys::KV_HEADS, l + 1)?.map_or(heads, |counts| counts[l]);
     let dim = own.count(keys::KEY_DIM)?;
+    if let Some(other) = own.optional_count(keys::VALUE_DIM)?.filter(|&value| value != dim) {
+        return Err(own.unsupported(keys::VALUE_DIM, &other.to_string()));
+    }
     own.float(keys::ROPE_BASE)?;
     let divided = window.is_none();
     // In GGUF files, divisors tell which channels do not rotate.

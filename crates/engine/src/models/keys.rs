@@ -44,10 +44,8 @@ pub const ROPE_BASE: Key =
 /// The number of channels that rotate.
 pub const ROPE_DIM: Key = key("rope.dimension_count", &["rotary_dim"]);
 /// The share of the channels that rotate.
-pub const ROPE_SHARE: Key = key(
-    "",
-    &["rope_parameters.partial_rotary_factor", "partial_rotary_factor", "partial_rotary_factors"],
-);
+pub const ROPE_SHARE: Key =
+    key("", &["rope_parameters.partial_rotary_factor", "partial_rotary_factor", "partial_rotary_factors"]);
 /// The kind of scaling of the rotation for longer contexts.
 pub const ROPE_SCALING: Key = key(
     "rope.scaling.type",
@@ -97,10 +95,8 @@ pub const ROPE_ATTENTION_MULTIPLIER: Key = key("rope.scaling.attn_factor", &[]);
 /// The share of YaRN in a mix with linear scaling.
 pub const ROPE_EXTRAPOLATION: Key = key("rope.scaling.yarn_ext_factor", &[]);
 /// The number of routed experts of a layer.
-pub const EXPERTS: Key = key(
-    "expert_count",
-    &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
-);
+pub const EXPERTS: Key =
+    key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]);
 /// The number of experts that a token uses.
 pub const EXPERTS_USED: Key =
     key("expert_used_count", &["num_experts_per_tok", "top_k_experts", "moe_top_k"]);

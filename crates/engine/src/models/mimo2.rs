@@ -53,7 +53,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let kinds = attention::layer_kinds(config, layers, |l| l > 0 && (l + 1) % 6 != 0)?;
     let layer = |(l, windowed): (usize, bool)| -> Result<LayerRecipe> {
         let attention = attention(config, b, l, windowed)?;
-        let mixes = mixtures.as_ref().map_or_else(|| b.has(Mixture::GATE.of_layer(l)), |mixtures| mixtures[l]);
+        let mixes =
+            mixtures.as_ref().map_or_else(|| b.has(Mixture::GATE.of_layer(l)), |mixtures| mixtures[l]);
         let feed_forward: FeedForward = if mixes { mixture.clone().into() } else { dense.into() };
         Ok(LayerRecipe::new(attention, feed_forward))
     };

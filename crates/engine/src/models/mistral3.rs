@@ -25,6 +25,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         && let RopeScaling::Yarn(Yarn { factor, mscale_all_dim: Some(m), .. }) = rotation.scaling
         && config.format() == Format::Gguf
     {
+        config.refuse_factor(keys::ROPE_ATTENTION)?;
         // Unlike those of other families, these files have the number itself instead of a tenth of it.
         rotation.scale = (Yarn::magnitude(factor, 1.0) / Yarn::magnitude(factor, 0.1 * m)) as f32;
     }

@@ -19,8 +19,10 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         Format::Gguf => false,
         Format::HuggingFace | Format::Mlx => config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(false),
     };
-    let shared =
-        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE) };
+    let shared = Shared {
+        gate: Some(SHARED_GATE),
+        ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE)
+    };
     let router = feed_forward::softmax_router(config, normalise)?;
     let mixture = Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) };
     let attention = Grouped { qkv_bias: true, ..Grouped::read(config)? };

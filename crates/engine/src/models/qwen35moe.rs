@@ -51,8 +51,10 @@ fn head_order(config: &Config<'_>) -> HeadOrder {
 fn mixture(config: &Config<'_>) -> Result<Mixture> {
     let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true);
     let router = feed_forward::softmax_router(config, normalise)?;
-    let shared =
-        Shared { gate: Some(SHARED_GATE), ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE) };
+    let shared = Shared {
+        gate: Some(SHARED_GATE),
+        ..Shared::named(config.count(keys::SHARED_INNER)?, Shared::SINGLE)
+    };
     Ok(Mixture { shared: Some(shared), ..Mixture::new(router, config.count(keys::EXPERT_INNER)?) })
 }
 

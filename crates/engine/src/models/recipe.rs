@@ -136,7 +136,7 @@ impl LayerRecipe {
 #[derive(Clone)]
 pub enum Mixer {
     /// Grouped-query attention.
-    Grouped(Grouped),
+    Grouped(Box<Grouped>),
     /// Latent attention.
     Latent(Latent),
     /// Linear attention by the delta rule.
@@ -147,7 +147,7 @@ pub enum Mixer {
 
 impl From<Grouped> for Mixer {
     fn from(grouped: Grouped) -> Mixer {
-        Mixer::Grouped(grouped)
+        Mixer::Grouped(Box::new(grouped))
     }
 }
 

@@ -55,9 +55,12 @@ const MLX: Names = Names {
 };
 
 /// The heads and key heads of layers with a window, in folders.
-const WINDOWED_HEADS: Key =
-    Key { gguf: "", hugging_face: &["num_sliding_attention_heads", "attention_other_setting.num_attention_heads"] };
-const WINDOWED_KV_HEADS: Key = Key { gguf: "", hugging_face: &["attention_other_setting.num_attention_groups"] };
+const WINDOWED_HEADS: Key = Key {
+    gguf: "",
+    hugging_face: &["num_sliding_attention_heads", "attention_other_setting.num_attention_heads"],
+};
+const WINDOWED_KV_HEADS: Key =
+    Key { gguf: "", hugging_face: &["attention_other_setting.num_attention_groups"] };
 /// The kinds of layers whose rotation is scaled.
 const SCALED: Key = Key { gguf: "", hugging_face: &["yarn_only_types"] };
 /// What scores are divided by the root of.

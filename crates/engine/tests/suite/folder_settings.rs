@@ -1,7 +1,7 @@
 //! Settings of `config.json` that change the arithmetic in some family are computed or refused by name in all of them.
 
 use forebay_engine::Precision;
-use forebay_engine::internals::format::{ModelFile, folder};
+use forebay_engine::internals::format::{ModelFile, Value, folder};
 use forebay_engine::internals::models::describe;
 use serde_json::{Map, Value as Json, json};
 
@@ -77,12 +77,16 @@ fn settings_of_other_families_are_computed_or_refused_by_name() {
     for family in MIXTURES.iter().chain(DENSE).copied() {
         let [_, path] = containers(family);
         let (folder, mut file) = (Folder::read(&path), ModelFile::open(&path).unwrap());
-        let vocabulary = folder.config["vocab_size"].as_u64().unwrap() as u32;
+        let vocabulary = file.metadata.get("vocab_size").and_then(Value::as_u64).unwrap() as u32;
         let tokens = random_tokens(24, vocabulary, 1);
         let expected = logits(&path, &options(Precision::Exact), &tokens);
         for (name, value) in settings() {
             let mut folder = folder.clone();
-            set(&mut folder.config, name, value);
+            let text = match folder.config.contains_key("text_config") {
+                true => folder.config["text_config"].as_object_mut().unwrap(),
+                false => &mut folder.config,
+            };
+            set(text, name, value);
             file.metadata = folder::config_metadata(&path, folder.config.clone()).unwrap();
             let acts = match describe(&file) {
                 Err(error) => error.to_string().contains(name),

@@ -144,15 +144,19 @@ fn folders_of_mlx_give_the_bits_of_those_they_were_made_from() {
         (".mlp.gate.weight", ".mlp.gate.proj.weight"),
         (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
     ];
-    for (family, renamed) in [("step3p5", STEP), ("laguna", LAGUNA), ("mimo_v2_flash", &[]), ("llama4", &[])] {
+    for (family, renamed) in [("step3p5", STEP), ("laguna", LAGUNA), ("mimo_v2_flash", &[]), ("llama4", &[])]
+    {
         let path = data(&format!("golden/{family}"));
         let mut folder = Folder::read(&path);
         folder.config.insert("quantization".into(), json!({ "group_size": 64, "bits": 4 }));
         folder.rename(|name| renamed.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to)));
         stack_experts(&mut folder);
         transpose_experts(&mut folder);
-        for tensor in folder.tensors.iter_mut().filter(|t| family == "step3p5" && t.name.ends_with("norm.weight")) {
-            let weights = tensor.data.chunks_exact(2).map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])));
+        for tensor in
+            folder.tensors.iter_mut().filter(|t| family == "step3p5" && t.name.ends_with("norm.weight"))
+        {
+            let weights =
+                tensor.data.chunks_exact(2).map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])));
             tensor.data = weights.flat_map(|weight| (weight + 1.0).to_le_bytes()).collect();
             tensor.dtype = "F32".to_owned();
         }

@@ -56,7 +56,7 @@ fn at_most(x: f32, limit: f32) -> f32 {
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
     // (1 + tanh(y)) / 2 is σ(2y).
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769_2;
     x * sigmoid(TWICE_ROOT * (0.044_715 * x * x).mul_add(x, x))
 }
 
