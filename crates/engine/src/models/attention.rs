@@ -7,7 +7,6 @@ use crate::backend::{Buf, Gate, KvShape, RopePairs, Window};
 use crate::blocks::gqa::{AttentionGate, Gqa, GqaWeights, QkNorms};
 use crate::blocks::positions::Temperature;
 use crate::error::Result;
-use crate::format::Key;
 
 /// The attention of a layer.
 #[derive(Clone)]

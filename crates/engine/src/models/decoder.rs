@@ -159,7 +159,7 @@ impl Mixers {
         let mixers = || recipe.layers.iter().map(|layer| &layer.mixer);
         let grouped: Vec<&Grouped> = mixers()
             .filter_map(|mixer| match mixer {
-                recipe::Mixer::Grouped(grouped) => Some(grouped),
+                recipe::Mixer::Grouped(grouped) => Some(&**grouped),
                 _ => None,
             })
             .collect();
