@@ -398,5 +398,7 @@ pub fn layer_kinds(
         };
         return types.iter().take(layers).map(has_window).collect();
     }
-    Ok(config.optional_bools(keys::WINDOW_PATTERN, layers)?.unwrap_or_else(|| (0..layers).map(by_default).collect()))
+    Ok(config
+        .optional_bools(keys::WINDOW_PATTERN, layers)?
+        .unwrap_or_else(|| (0..layers).map(by_default).collect()))
 }

@@ -15,6 +15,9 @@ use crate::format::{Format, Key, ModelFile, Quoted, StringArray, Value};
 /// The largest dimension or count. No real model has a larger one; the limit keeps products of two in range.
 const LARGEST: u64 = 1 << 30;
 
+/// The most layers. No real model has more; the limit keeps descriptions small for hostile files.
+const MAX_LAYERS: usize = 1 << 12;
+
 /// The settings of a model, from a GGUF file or a folder.
 #[derive(Clone)]
 pub struct Config<'a> {
@@ -226,6 +229,11 @@ impl<'a> Config<'a> {
     /// If the number is missing, too large, or smaller than that of the layers for multi-token prediction.
     pub fn layers(&self) -> Result<usize> {
         let layers = self.count(keys::LAYERS)?;
+        if layers > MAX_LAYERS {
+            return Err(
+                self.error(keys::LAYERS, &format!("is {layers}, more than the limit of {MAX_LAYERS}"))
+            );
+        }
         let extra = match self.format() {
             Format::Gguf => self.number(keys::EXTRA_LAYERS)?,
             Format::HuggingFace | Format::Mlx => 0,

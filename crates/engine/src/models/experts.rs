@@ -160,10 +160,13 @@ impl Search<'_, '_> {
         let gguf = self.b.format() == Format::Gguf;
         let alternating = self.names.fused == Fused::Alternating && !gguf;
         let shape = [experts, hidden, 2 * inner];
-        // The two layouts differ in their shapes, except where both are square.
-        if self.names.fused == Fused::Columns && !gguf && found.shape[..] == shape {
+        // One of the two tensors may be square, but not both.
+        let down_shape = [experts, inner, hidden];
+        let is_transposed =
+            found.shape[..] == shape && self.b.find(&down)?.is_some_and(|down| down.shape[..] == down_shape);
+        if self.names.fused == Fused::Columns && !gguf && is_transposed {
             let both = self.b.weight(&both, &shape)?;
-            let down = self.b.weight(&down, &[experts, inner, hidden])?;
+            let down = self.b.weight(&down, &down_shape)?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
             return Ok(Some([both.half_of_rows(0), both.half_of_rows(1), down]));
         }

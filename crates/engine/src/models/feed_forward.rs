@@ -13,7 +13,7 @@ use crate::format::{Format, Key};
 #[derive(Clone)]
 pub enum FeedForward {
     /// The same for all tokens.
-    Dense(Dense),
+    Dense(Box<Dense>),
     /// A mixture of experts.
     Mixture(Box<Mixture>),
     /// Both, side by side.
@@ -22,7 +22,7 @@ pub enum FeedForward {
 
 impl From<Dense> for FeedForward {
     fn from(dense: Dense) -> FeedForward {
-        FeedForward::Dense(dense)
+        FeedForward::Dense(Box::new(dense))
     }
 }
 
@@ -242,7 +242,10 @@ pub fn softmax_router(config: &Config<'_>, normalise: bool) -> Result<Router> {
 /// If the counts are missing or inconsistent.
 pub fn softmax_router_of(config: &Config<'_>, experts: Key, used: Key, normalise: bool) -> Result<Router> {
     let top_k = config.optional_uniform(used, config.layers()?)?;
-    let top_k = top_k.filter(|&k| k > 0).ok_or_else(|| config.error(used, "is missing or zero"))?;
+    let top_k = top_k.ok_or_else(|| config.error(used, "is missing"))?;
+    if top_k == 0 {
+        return Err(config.error(used, "is 0"));
+    }
     let experts = config.count(experts)?;
     if top_k > experts {
         return Err(config.error(used, "is larger than the number of experts"));

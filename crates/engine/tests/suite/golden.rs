@@ -1,6 +1,7 @@
 //! Logits compared with other implementations: Hugging Face transformers in f32, and llama.cpp.
 
 use forebay_engine::Precision;
+use forebay_engine::internals::format::{Metadata, ModelFile, Value};
 use forebay_testing::{assert_same_bits, relative_error};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -117,6 +118,26 @@ fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
         families += 1;
     }
     assert_eq!(families, MIXTURES.len() + DENSE.len() - 3);
+}
+
+/// Mistral-Large-3's files have the architecture of DeepSeek-V2, a router like Mistral-Small-4's and its temperature.
+#[test]
+fn files_of_mistral_large_3_sharpen_late_queries() {
+    let path = data("golden/mistral4.gguf");
+    let mut settings = Metadata::default();
+    for (key, value) in ModelFile::open(&path).unwrap().metadata.iter() {
+        let value = match key {
+            "general.architecture" => Value::String("deepseek2".into()),
+            _ => value.clone(),
+        };
+        settings.insert(key.replace("mistral4.", "deepseek2."), value).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let large = folder.path().join("large.gguf");
+    let reference = Reference::read("golden/mistral4.logits.safetensors");
+    std::fs::write(&large, GgufBuilder::copy_of(&path).with_metadata(&settings).build()).unwrap();
+    let error = distance(&large, &options(Precision::Exact), &reference);
+    assert!(error < 1e-3, "relative error {error}");
 }
 
 /// The file with `attn_q`, `attn_k` and `attn_v` joined if it has all three: weights, biases, or both.

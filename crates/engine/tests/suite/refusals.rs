@@ -214,9 +214,6 @@ fn settings_that_would_change_the_arithmetic_are_refused_by_name() {
         assert_says(&unsupported(&tiny_model(HIDDEN).str(&key, "off")), &[&key, "\"off\""]);
         assert!(open_with(&with(0.0).build(), &options()).is_ok(), "zero means that {key} is off");
     }
-    let file =
-        GgufBuilder::copy_of(&golden("deepseek_v3.gguf")).f32("deepseek2.attention.temperature_scale", 0.1);
-    assert_says(&unsupported(&file), &["deepseek2.attention.temperature_scale", "\"0.1\""]);
 }
 
 /// GGUF files include layers for multi-token prediction in the number of layers.
