@@ -165,6 +165,106 @@ pub const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     Family {
+        name: "hy_v3",
+        model: "Hy3",
+        settings: "block_count=80 context_length=262144 embedding_length=4096 feed_forward_length=13312
+            attention.head_count=64 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=11158840.0
+            expert_count=192 expert_used_count=8 expert_feed_forward_length=1536
+            expert_shared_feed_forward_length=1536 leading_dense_block_count=1
+            expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.826",
+        optional: &["output.weight", "ffn_gate_inp.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "exaone-moe",
+        model: "K-EXAONE-236B-A23B",
+        settings: "block_count=48 context_length=262144 embedding_length=6144 feed_forward_length=18432
+            attention.head_count=64 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 attention.sliding_window=128 rope.freq_base=1e6
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=2048 expert_shared_count=1
+            leading_dense_block_count=1 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.5",
+        ..PLAIN
+    },
+    Family {
+        name: "afmoe",
+        model: "Trinity-Mini",
+        settings: "block_count=32 context_length=131072 embedding_length=2048 feed_forward_length=6144
+            attention.head_count=32 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 attention.sliding_window=2048 rope.freq_base=1e4
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=1024 expert_shared_count=1
+            leading_dense_block_count=2 expert_gating_func=2 expert_weights_norm=true expert_weights_scale=2.826",
+        ..PLAIN
+    },
+    Family {
+        name: "ernie4_5-moe",
+        model: "ERNIE-4.5-21B-A3B",
+        settings: "block_count=28 context_length=131072 embedding_length=2560 feed_forward_length=12288
+            attention.head_count=20 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=5e5
+            expert_count=64 expert_used_count=6 expert_feed_forward_length=1536 expert_shared_count=2
+            leading_dense_block_count=1 interleave_moe_layer_step=1",
+        optional: &["exp_probs_b.bias"],
+        ..PLAIN
+    },
+    Family {
+        name: "hunyuan-moe",
+        model: "Hunyuan-A13B",
+        settings: "block_count=32 context_length=262144 embedding_length=4096 feed_forward_length=3072
+            attention.head_count=32 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 rope.freq_base=11158840.0
+            expert_count=64 expert_used_count=8 expert_feed_forward_length=3072
+            expert_shared_feed_forward_length=3072",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "mistral3",
+        model: "Ministral-3-8B",
+        settings: "block_count=34 context_length=262144 embedding_length=4096 feed_forward_length=14336
+            attention.head_count=32 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-5 attention.temperature_scale=0.1 rope.freq_base=1e6
+            rope.dimension_count=128 rope.scaling.type=yarn rope.scaling.factor=16.0
+            rope.scaling.original_context_length=16384 rope.scaling.yarn_log_multiplier=1.0",
+        ..PLAIN
+    },
+    Family {
+        name: "mistral4",
+        model: "Mistral-Small-4",
+        settings: "block_count=36 context_length=1048576 embedding_length=4096 feed_forward_length=12288
+            attention.head_count=32 attention.head_count_kv=1 attention.key_length=320 attention.value_length=256
+            attention.key_length_mla=128 attention.value_length_mla=128
+            attention.q_lora_rank=1024 attention.kv_lora_rank=256
+            attention.layer_norm_rms_epsilon=1e-6 attention.temperature_scale=0.1
+            rope.freq_base=1e4 rope.dimension_count=64 rope.scaling.type=yarn rope.scaling.factor=128.0
+            rope.scaling.original_context_length=8192 rope.scaling.yarn_log_multiplier=0.1
+            expert_count=128 expert_used_count=4 expert_feed_forward_length=2048 expert_shared_count=1
+            leading_dense_block_count=0 expert_weights_norm=true",
+        optional: &["output.weight", "attn_k_b.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "qwen35",
+        model: "Qwen3.5-9B",
+        settings: "rope.dimension_sections=11,11,10,0 block_count=32 context_length=262144 embedding_length=4096
+            feed_forward_length=12288 attention.head_count=16 attention.head_count_kv=4
+            attention.key_length=256 attention.value_length=256
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e7 rope.dimension_count=64 full_attention_interval=4
+            ssm.conv_kernel=4 ssm.state_size=128 ssm.group_count=16 ssm.time_step_rank=32 ssm.inner_size=4096",
+        optional: &["output.weight", "ssm_conv1d.weight"],
+        ..PLAIN
+    },
+    Family {
+        name: "qwen3vlmoe",
+        model: "Qwen3-VL-30B-A3B, without its vision part",
+        settings: "rope.dimension_sections=24,20,20,0 block_count=48 context_length=262144 embedding_length=2048
+            feed_forward_length=6144
+            attention.head_count=32 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=5e6
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=768",
+        ..PLAIN
+    },
+    Family {
         name: "lfm2moe",
         model: "LFM2-8B-A1B",
         settings: "block_count=24 context_length=128000 embedding_length=2048 feed_forward_length=7168
@@ -472,6 +572,15 @@ mod tests {
             ("gpt-oss", 19.7),
             ("deepseek2", 15.3),
             ("dots1", 141.5),
+            ("hy_v3", 294.5),
+            ("exaone-moe", 234.5),
+            ("afmoe", 25.4),
+            ("ernie4_5-moe", 21.6),
+            ("hunyuan-moe", 79.9),
+            ("mistral3", 7.4),
+            ("mistral4", 118.0),
+            ("qwen35", 7.2),
+            ("qwen3vlmoe", 29.9),
             ("lfm2moe", 8.2),
             ("granitemoe", 3.22),
             ("granite", 7.97),

@@ -2,7 +2,6 @@
 
 use forebay_engine::internals::memory::Machine;
 use forebay_engine::{Engine, Error, Options, Request, Result, TokenId};
-use forebay_testing::golden;
 
 use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::tiny_model::{
