@@ -262,7 +262,7 @@ __device__ inline float at_most(float x, float limit) { return x > limit ? limit
 __device__ inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
 
 // With the approximation by a hyperbolic tangent: (1 + tanh(y)) / 2 is the sigmoid of 2y.
-__device__ inline float gelu(float x) { return x * sigmoid(1.5957691f * fmaf(0.044715f * x * x, x, x)); }
+__device__ inline float gelu(float x) { return x * sigmoid(1.5957692f * fmaf(0.044715f * x * x, x, x)); }
 
 __device__ inline float activate(float gate, float up, const Activation& a) {
     // Most models have this one.
