@@ -5,13 +5,21 @@
 use super::attention::{self, Grouped, OutputGate, QkNorm};
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{BlockNorms, LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::{Gate, Router};
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "afmoe", hugging_face: &["AfmoeForCausalLM", "afmoe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "afmoe",
+    name: "AFMoE (Trinity)",
+    models: "Trinity-Nano (6B-A1B), Mini (26B-A3B), Large (400B-A13B)",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["AfmoeForCausalLM", "afmoe"],
+    describe,
+};
 
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.router.gate.weight");
 const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.expert_bias");

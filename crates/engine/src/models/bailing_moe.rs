@@ -5,7 +5,7 @@
 use super::attention::{AttentionNames, Grouped, QkNorm};
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, deepseek2, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, deepseek2, keys};
 use crate::backend::{GroupScore, RopePairs, Router, Scores};
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -13,6 +13,10 @@ use crate::format::{Format, Key};
 /// Version 1's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "bailingmoe",
+    name: "Ling 1",
+    models: "Ling-lite (16.8B-A2.75B), Ling-plus (290B-A28.8B)",
+    mlx: true,
+    reference: Reference::Formulas,
     hugging_face: &["BailingMoeForCausalLM"],
     describe: |config, b| {
         // GGUF files of this version store the rows of queries and keys in another order.
@@ -27,6 +31,10 @@ pub const ARCH: Arch = Arch {
 /// Version 2's entry in the registry.
 pub const V2: Arch = Arch {
     gguf: "bailingmoe2",
+    name: "Ling 2, Ring",
+    models: "Ling-mini-2.0 (16B-A1.4B), Ling-flash-2.0 (100B-A6B), Ling-1T, Ring-1T",
+    mlx: true,
+    reference: Reference::Formulas,
     hugging_face: &["BailingMoeV2ForCausalLM"],
     describe: |config, b| {
         if config.format() != Format::Gguf && config.optional_count(keys::ROPE_DIM)?.is_none() {

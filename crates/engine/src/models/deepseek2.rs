@@ -5,7 +5,7 @@
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::latent::Latent;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::backend::{GroupScore, Groups, RopePairs, Router, Scores};
 use crate::error::Result;
 use crate::format::Format;
@@ -13,6 +13,10 @@ use crate::format::Format;
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "deepseek2",
+    name: "DeepSeek-V2 and V3",
+    models: "DeepSeek-V2, V3, V3.1, R1 (671B-A37B), Kimi-K2 (1T-A32B), GLM-4.7-Flash, Mistral-Large-3 (GGUF)",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &[
         "DeepseekV3ForCausalLM",
         "DeepseekV2ForCausalLM",

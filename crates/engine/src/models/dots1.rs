@@ -4,12 +4,20 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "dots1", hugging_face: &["Dots1ForCausalLM", "dots1"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "dots1",
+    name: "dots.llm1",
+    models: "dots.llm1 (142B-A14B)",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Dots1ForCausalLM", "dots1"],
+    describe,
+};
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     if config.optional_bool(keys::QKV_BIAS)? == Some(true) {

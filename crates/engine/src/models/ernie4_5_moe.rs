@@ -4,7 +4,7 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::{RopePairs, Router};
 use crate::error::Result;
 use crate::format::Key;
@@ -12,6 +12,10 @@ use crate::format::Key;
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "ernie4_5-moe",
+    name: "ERNIE-4.5-MoE",
+    models: "ERNIE-4.5-21B-A3B, 300B-A47B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM", "ernie4_5_moe"],
     describe,
 };

@@ -5,14 +5,21 @@
 use super::attention::{self, Grouped, QkNorm};
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 use crate::format::Key;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "exaone-moe", hugging_face: &["ExaoneMoeForCausalLM", "exaone_moe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "exaone-moe",
+    name: "EXAONE-MoE",
+    models: "K-EXAONE-236B-A23B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["ExaoneMoeForCausalLM", "exaone_moe"],
+    describe,
+};
 
 const CORRECTION: Name = Name::new("exp_probs_b.bias", "mlp.e_score_correction_bias");
 const SHARED_EXPERTS: Key = Key { gguf: "expert_shared_count", hugging_face: &["num_shared_experts"] };

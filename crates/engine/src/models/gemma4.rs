@@ -7,7 +7,7 @@ use super::feed_forward::{self, Both, Dense, FeedForward, Mixture, Reads};
 use super::needs::NeedKind;
 use super::positions::{ROPE_DIVISORS, Rotating};
 use super::recipe::{BlockNorms, LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, LayerKind, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, LayerKind, Model, Name, Reference, decoder, keys};
 use crate::backend::{Activation, Window};
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -15,6 +15,10 @@ use crate::format::{Format, Key};
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "gemma4",
+    name: "Gemma 4",
+    models: "Gemma-4-26B-A4B, dense Gemma-4-31B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &[
         "Gemma4ForConditionalGeneration",
         "Gemma4ForCausalLM",

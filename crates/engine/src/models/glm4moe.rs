@@ -4,13 +4,17 @@
 use super::attention::{AttentionNames, Grouped, QkNorm};
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "glm4moe",
+    name: "GLM-4.5, Solar-Open",
+    models: "GLM-4.5 to 4.7 (355B-A32B), GLM-4.5-Air (106B-A12B), Solar-Open-100B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Glm4MoeForCausalLM", "glm4_moe", "SolarOpenForCausalLM", "solar_open"],
     describe,
 };

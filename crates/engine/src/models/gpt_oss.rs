@@ -5,14 +5,22 @@ use super::attention::{self, Grouped};
 use super::feed_forward::{self, Mixture};
 use super::positions::Rotating;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, BiasNames, Builder, Config, ExpertNames, Fused, Model, Name, decoder, keys};
+use super::{Arch, BiasNames, Builder, Config, ExpertNames, Fused, Model, Name, Reference, decoder, keys};
 use crate::backend::Activation;
 use crate::blocks::rope::{RopeScaling, Yarn};
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "gpt-oss", hugging_face: &["GptOssForCausalLM", "gpt_oss"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "gpt-oss",
+    name: "gpt-oss",
+    models: "gpt-oss-20b, gpt-oss-120b",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["GptOssForCausalLM", "gpt_oss"],
+    describe,
+};
 
 const SINKS: Name = Name::new("attn_sinks.weight", "self_attn.sinks");
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.router.weight");

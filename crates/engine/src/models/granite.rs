@@ -3,7 +3,7 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::RopePairs;
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -11,12 +11,24 @@ use crate::format::{Format, Key};
 /// The entry of Granite with experts in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "granitemoe",
+    name: "Granite-MoE",
+    models: "Granite-3.0 and 3.1, 1B-A400M and 3B-A800M",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "granitemoe", "granitemoeshared"],
     describe,
 };
 
 /// The entry of dense Granite in the registry.
-pub const DENSE: Arch = Arch { gguf: "granite", hugging_face: &["GraniteForCausalLM", "granite"], describe };
+pub const DENSE: Arch = Arch {
+    gguf: "granite",
+    name: "Granite, dense",
+    models: "Granite-3, 2B and 8B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["GraniteForCausalLM", "granite"],
+    describe,
+};
 
 const EMBEDDING_FACTOR: Key = Key { gguf: "embedding_scale", hugging_face: &["embedding_multiplier"] };
 const RESIDUAL_FACTOR: Key = Key { gguf: "residual_scale", hugging_face: &["residual_multiplier"] };

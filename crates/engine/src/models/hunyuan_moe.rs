@@ -4,13 +4,17 @@
 use super::attention::{AttentionNames, Grouped, QkNorm};
 use super::feed_forward::{self, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::error::Result;
 use crate::format::Key;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "hunyuan-moe",
+    name: "Hunyuan-MoE",
+    models: "Hunyuan-A13B (80B-A13B)",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["HunYuanMoEV1ForCausalLM", "HunYuanMoEForCausalLM", "hunyuan_v1_moe"],
     describe,
 };

@@ -4,13 +4,21 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "hy_v3", hugging_face: &["HYV3ForCausalLM", "hy_v3"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "hy_v3",
+    name: "Hy3",
+    models: "Hy3 (295B-A21B)",
+    mlx: false,
+    reference: Reference::Transformers,
+    hugging_face: &["HYV3ForCausalLM", "hy_v3"],
+    describe,
+};
 
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "mlp.router.gate.weight");
 const CORRECTION: Name = Name::new("exp_probs_b", "mlp.expert_bias");

@@ -7,13 +7,21 @@ use super::config::LayerKind;
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::positions::Rotating;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::{Gate, Router, Window};
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "laguna", hugging_face: &["LagunaForCausalLM", "laguna"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "laguna",
+    name: "Laguna",
+    models: "Laguna-XS (33B), Laguna-S (118B)",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["LagunaForCausalLM", "laguna"],
+    describe,
+};
 
 const GATE: Name = Name::new("attn_gate.weight", "self_attn.g_proj.weight");
 

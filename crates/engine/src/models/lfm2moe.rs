@@ -6,13 +6,21 @@ use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::positions::Rotating;
 use super::recipe::{BlockNorms, LayerRecipe, Mixer, Recipe};
 use super::short_conv::Short;
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "lfm2moe", hugging_face: &["Lfm2MoeForCausalLM", "lfm2_moe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "lfm2moe",
+    name: "LFM2-MoE",
+    models: "LFM2-8B-A1B, 24B-A2B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Lfm2MoeForCausalLM", "lfm2_moe"],
+    describe,
+};
 
 const DENSE_LAYERS: Key = Key { hugging_face: &["num_dense_layers"], ..keys::DENSE_LAYERS };
 const CORRECTS: Key = Key { gguf: "", hugging_face: &["use_expert_bias"] };

@@ -3,7 +3,7 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::{RopePairs, Window};
 use crate::error::Result;
 use crate::format::Format;
@@ -11,6 +11,10 @@ use crate::format::Format;
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "llama",
+    name: "Llama, Mistral, Mixtral",
+    models: "dense Llama 2 and 3, Mistral-7B; Mixtral-8x7B and 8x22B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &[
         "LlamaForCausalLM",
         "MistralForCausalLM",

@@ -5,7 +5,7 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, LayerKind, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Fused, LayerKind, Model, Name, Reference, decoder, keys};
 use crate::backend::{RopePairs, Window};
 use crate::blocks::positions::Temperature;
 use crate::error::Result;
@@ -14,6 +14,10 @@ use crate::format::{Format, Key};
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "llama4",
+    name: "Llama 4",
+    models: "Llama-4-Scout (109B-A17B), Maverick (400B-A17B)",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration", "llama4", "llama4_text"],
     describe,
 };

@@ -7,14 +7,21 @@ use super::config::LayerKind;
 use super::feed_forward::{self, Dense, FeedForward, Mixture};
 use super::positions::Rotating;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::{Router, Window};
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "mimo2", hugging_face: &["MiMoV2FlashForCausalLM", "mimo_v2_flash"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "mimo2",
+    name: "MiMo-V2",
+    models: "MiMo-V2-Flash (309B-A15B), MiMo-V2.5",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["MiMoV2FlashForCausalLM", "mimo_v2_flash"],
+    describe,
+};
 
 const SINKS: Name = Name::new("attn_sinks.weight", "self_attn.attention_sink_bias");
 

@@ -4,12 +4,19 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::error::Result;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "minimax-m2", hugging_face: &["MiniMaxM2ForCausalLM", "minimax_m2"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "minimax-m2",
+    name: "MiniMax-M2",
+    models: "MiniMax-M2, M2.1, M2.5 (230B-A10B)",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["MiniMaxM2ForCausalLM", "minimax_m2"],
+    describe,
+};
 
 const ROUTER: Name = Name::new("ffn_gate_inp.weight", "block_sparse_moe.gate.weight");
 const CORRECTION: Name = Name::new("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias");

@@ -3,15 +3,22 @@
 use super::attention::Grouped;
 use super::feed_forward::Dense;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::backend::RopePairs;
 use crate::blocks::rope::{RopeScaling, Yarn};
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "mistral3", hugging_face: &["Ministral3ForCausalLM", "ministral3"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "mistral3",
+    name: "Ministral-3",
+    models: "dense Ministral-3, 3B to 14B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Ministral3ForCausalLM", "ministral3"],
+    describe,
+};
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     // GGUF files store the rows of queries and keys in another order.

@@ -4,15 +4,22 @@
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::latent::Latent;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, decoder, deepseek2, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Reference, decoder, deepseek2, keys};
 use crate::backend::{GroupScore, RopePairs, Router};
 use crate::blocks::positions::Temperature;
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "mistral4", hugging_face: &["Mistral4ForCausalLM", "mistral4"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "mistral4",
+    name: "Mistral-Small-4",
+    models: "Mistral-Small-4 (119B-A6.5B)",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Mistral4ForCausalLM", "mistral4"],
+    describe,
+};
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     for key in [keys::QKV_BIAS, keys::MLP_BIAS] {

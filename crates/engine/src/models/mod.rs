@@ -108,6 +108,14 @@ pub const ARCHS: &[Arch] = &[
 pub struct Arch {
     /// `general.architecture` in GGUF files.
     pub gguf: &'static str,
+    /// The family's name, for people.
+    pub name: &'static str,
+    /// Published models and their sizes.
+    pub models: &'static str,
+    /// Whether mlx-lm converts models of the family, and Forebay reads its folders.
+    pub mlx: bool,
+    /// What the logits of tiny models of the family are compared with.
+    pub reference: Reference,
     /// `architectures` and `model_type` in `config.json`.
     pub hugging_face: &'static [&'static str],
     /// Reads the configuration and declares what the model needs. Reads no weights.
@@ -121,6 +129,15 @@ impl Arch {
         unread::refuse(self.gguf, config)?;
         Ok(described)
     }
+}
+
+/// Where the logits come from that a family's are compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// Hugging Face transformers.
+    Transformers,
+    /// The published formulas, written down in `tools/tiny_by_hand.py`, because transformers does not have the family.
+    Formulas,
 }
 
 /// A model's forward pass, with weights that a backend holds.

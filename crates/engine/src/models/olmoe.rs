@@ -3,12 +3,20 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, decoder, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch = Arch { gguf: "olmoe", hugging_face: &["OlmoeForCausalLM", "olmoe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "olmoe",
+    name: "OLMoE",
+    models: "OLMoE-1B-7B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["OlmoeForCausalLM", "olmoe"],
+    describe,
+};
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
     // GGUF files do not have this setting; their weights are not normalised.

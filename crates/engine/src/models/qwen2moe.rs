@@ -3,13 +3,20 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Mixture, Shared};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "qwen2moe", hugging_face: &["Qwen2MoeForCausalLM", "qwen2_moe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "qwen2moe",
+    name: "Qwen2-MoE",
+    models: "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Qwen2MoeForCausalLM", "qwen2_moe"],
+    describe,
+};
 
 const SHARED_GATE: Name = Name::new("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight");
 

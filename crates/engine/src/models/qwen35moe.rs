@@ -5,7 +5,7 @@ use super::attention::{Grouped, OutputGate, QkNorm};
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::linear::{self, Linear};
 use super::recipe::{self, LayerRecipe, Norms, Recipe};
-use super::{Arch, Builder, Config, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::HeadOrder;
 use crate::error::Result;
 use crate::format::Format;
@@ -13,6 +13,10 @@ use crate::format::Format;
 /// Qwen3.5's and 3.6's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "qwen35moe",
+    name: "Qwen3.5-MoE, Qwen3.6-MoE",
+    models: "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B, Qwen3.6-35B-A3B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &[
         "Qwen3_5MoeForCausalLM",
         "Qwen3_5MoeForConditionalGeneration",
@@ -25,6 +29,10 @@ pub const ARCH: Arch = Arch {
 /// The entry of the dense sizes of Qwen3.5 and 3.6.
 pub const DENSE: Arch = Arch {
     gguf: "qwen35",
+    name: "Qwen3.5 and 3.6, dense",
+    models: "Qwen3.5, 0.8B to 27B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text"],
     describe: |config, b| {
         describe(config, b, head_order(config), Dense::new(config.count(keys::INNER)?).into())
@@ -34,6 +42,10 @@ pub const DENSE: Arch = Arch {
 /// Qwen3-Next's entry in the registry.
 pub const QWEN3_NEXT: Arch = Arch {
     gguf: "qwen3next",
+    name: "Qwen3-Next",
+    models: "Qwen3-Next-80B-A3B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Qwen3NextForCausalLM", "qwen3_next"],
     describe: |config, b| describe(config, b, HeadOrder::Grouped, mixture(config)?.into()),
 };

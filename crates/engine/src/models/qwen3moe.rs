@@ -3,17 +3,28 @@
 use super::attention::{Grouped, QkNorm};
 use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Fused, Model, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Reference, decoder, keys};
 use crate::error::Result;
 use crate::format::Format;
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "qwen3moe", hugging_face: &["Qwen3MoeForCausalLM", "qwen3_moe"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "qwen3moe",
+    name: "Qwen3-MoE",
+    models: "Qwen3-30B-A3B, 235B-A22B, Qwen3-Coder-30B-A3B and 480B-A35B",
+    mlx: true,
+    reference: Reference::Transformers,
+    hugging_face: &["Qwen3MoeForCausalLM", "qwen3_moe"],
+    describe,
+};
 
 /// Qwen3-VL-MoE's entry: its text model is the same, and always normalises weights.
 pub const VL: Arch = Arch {
     gguf: "qwen3vlmoe",
+    name: "Qwen3-VL-MoE, text",
+    models: "Qwen3-VL-30B-A3B, 235B-A22B",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"],
     describe: |config, b| describe_with(config, b, true),
 };

@@ -4,14 +4,21 @@
 use super::attention::Grouped;
 use super::feed_forward::{self, Mixture, Reads};
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::{Activation, Router, Scores, Window};
 use crate::error::Result;
 use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
-pub const ARCH: Arch =
-    Arch { gguf: "smallthinker", hugging_face: &["SmallThinkerForCausalLM", "smallthinker"], describe };
+pub const ARCH: Arch = Arch {
+    gguf: "smallthinker",
+    name: "SmallThinker",
+    models: "SmallThinker-4B-A0.6B, 21B-A3B",
+    mlx: false,
+    reference: Reference::Formulas,
+    hugging_face: &["SmallThinkerForCausalLM", "smallthinker"],
+    describe,
+};
 
 const EXPERTS: Key = Key { gguf: "expert_count", hugging_face: &["moe_num_primary_experts"] };
 const EXPERTS_USED: Key =

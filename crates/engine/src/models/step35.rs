@@ -7,7 +7,7 @@ use super::config::LayerKind;
 use super::feed_forward::{self, Dense, FeedForward, Mixture, Shared};
 use super::positions::Rotating;
 use super::recipe::{LayerRecipe, Norms, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Name, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::{Activation, Gate, Router};
 use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
@@ -16,6 +16,10 @@ use crate::format::{Format, Key};
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
     gguf: "step35",
+    name: "Step-3.5",
+    models: "Step-3.5-Flash and 3.7-Flash (196B-A11B)",
+    mlx: true,
+    reference: Reference::Transformers,
     hugging_face: &["Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "step3p5", "step3p7"],
     describe,
 };
