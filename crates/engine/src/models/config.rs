@@ -1,7 +1,7 @@
 //! Reads a model's configuration from its file. Every value is checked.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -23,7 +23,12 @@ pub struct Config<'a> {
     read: Rc<RefCell<BTreeSet<Cow<'static, str>>>>,
     /// The layer whose settings precede those of all layers.
     layer: Option<(usize, LayerKind)>,
+    /// What a folder that omits a setting means.
+    omitted: Cell<Omitted>,
 }
+
+/// Settings that folders of a family may omit, and their values.
+pub type Omitted = &'static [(&'static str, Value)];
 
 /// The kinds of layers that may have settings of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +42,7 @@ pub enum LayerKind {
 impl<'a> Config<'a> {
     /// The configuration of a model.
     pub fn new(file: &'a ModelFile) -> Config<'a> {
-        Config { file, read: Rc::default(), layer: None }
+        Config { file, read: Rc::default(), layer: None, omitted: Cell::default() }
     }
 
     /// The family's name in the file; empty if it has none.
@@ -76,6 +81,11 @@ impl<'a> Config<'a> {
     /// each layer, this is the layer's number, which is absent if it is null.
     pub fn of_layer(&self, layer: usize, kind: LayerKind) -> Config<'a> {
         Config { layer: Some((layer, kind)), ..self.clone() }
+    }
+
+    /// From now on, settings that a folder omits have these values.
+    pub fn assume(&self, omitted: Omitted) {
+        self.omitted.set(omitted);
     }
 
     /// The file format; some families' defaults depend on it.
@@ -139,6 +149,11 @@ impl<'a> Config<'a> {
     /// If there are not as many as layers, or some are not booleans.
     pub fn optional_bools(&self, key: Key, layers: usize) -> Result<Option<Vec<bool>>> {
         self.each_layer(key, layers, truth)
+    }
+
+    /// Whether a setting is a list of numbers.
+    pub fn is_list(&self, key: Key) -> bool {
+        self.setting(key).is_some_and(|(_, value)| value.as_numbers().is_some())
     }
 
     /// Optional numbers, one for each layer.
@@ -248,7 +263,8 @@ impl<'a> Config<'a> {
     }
 
     /// The longest context of the model. With YaRN scaling this is the extended length, even if the file has the
-    /// original one.
+    /// original one. With LongRoPE it is the original one, because longer texts have other frequencies from their first
+    /// token on.
     ///
     /// # Errors
     /// If it is missing or invalid.
@@ -256,7 +272,11 @@ impl<'a> Config<'a> {
         let context = self.count(keys::CONTEXT)?;
         // Layers with a window do not limit the context.
         let full = self.of_layer(0, LayerKind::Full);
-        let RopeScaling::Yarn(yarn) = full.rope_scaling()? else { return Ok(context) };
+        let yarn = match full.rope_scaling()? {
+            RopeScaling::Yarn(yarn) => yarn,
+            RopeScaling::Listed { original, .. } => return Ok(context.min(original)),
+            _ => return Ok(context),
+        };
         let stretched = yarn.original * yarn.factor;
         if stretched > LARGEST as f64 {
             return Err(full.error(keys::ROPE_FACTOR, "makes the context absurdly long"));
@@ -305,6 +325,7 @@ impl<'a> Config<'a> {
             Some("dynamic") if let Some(alpha) = self.optional_float(keys::ROPE_ALPHA)? => {
                 Ok(RopeScaling::RaisedBase(alpha.into()))
             }
+            Some("longrope" | "su") => self.long_rope(),
             Some("proportional") => {
                 let share = self.optional_float(keys::ROPE_SHARE)?.unwrap_or(1.0).into();
                 let factor = self.optional_float(keys::ROPE_FACTOR)?.unwrap_or(1.0).into();
@@ -326,6 +347,22 @@ impl<'a> Config<'a> {
             }
         }
         Ok(RopeScaling::Plain)
+    }
+
+    fn long_rope(&self) -> Result<RopeScaling> {
+        let (context, original) = (self.count(keys::CONTEXT)?, self.count(keys::ROPE_ORIGINAL)?);
+        let scale =
+            match self.optional_float(keys::ROPE_SHORT_SCALE)?.or(self.optional_float(keys::ROPE_ATTENTION)?)
+            {
+                Some(scale) => scale.into(),
+                None => {
+                    let factor = self
+                        .optional_float(keys::ROPE_FACTOR)?
+                        .map_or(context as f64 / original as f64, f64::from);
+                    if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 }
+                }
+            };
+        Ok(RopeScaling::Listed { scale, original })
     }
 
     fn llama3(&self) -> Result<Llama3> {
@@ -453,7 +490,14 @@ impl<'a> Config<'a> {
                 Format::HuggingFace | Format::Mlx => name.into_owned(),
             };
             self.file.metadata.get(&whole).map(|value| (whole, value))
-        })
+        }).or_else(|| self.omitted_setting(key))
+    }
+
+    /// A setting that the folder omits.
+    fn omitted_setting(&self, key: Key) -> Option<(String, &'a Value)> {
+        let names = if self.format() == Format::Gguf { &[] } else { key.hugging_face };
+        let known = self.omitted.get().iter().find(|(name, _)| names.contains(name));
+        known.map(|(name, value)| ((*name).to_owned(), value))
     }
 
     /// The names that a setting may have, without the architecture. Those of the layer or its kind come first.
