@@ -592,6 +592,59 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_has_its_own_settings_or_those_of_its_kind_or_those_of_all() {
+        let temporary = tempfile::tempdir().unwrap();
+        let settings = serde_json::json!({
+            "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 4, "hidden_size": 64,
+            "per_layer_config": {"3": {"head_dim": 48}},
+            "rope_theta": 1.0, "rope_parameters": {"sliding_attention": {"rope_theta": 2.0}}
+        });
+        let file = folder(temporary.path(), &settings);
+        let config = Config::new(&file);
+        let dims = |kind| [2, 3].map(|l| config.of_layer(l, kind).count(keys::KEY_DIM).unwrap());
+        assert_eq!([dims(LayerKind::Windowed), dims(LayerKind::Full)], [[16, 48], [32, 48]]);
+        assert_eq!(config.count(keys::KEY_DIM).unwrap(), 16);
+        let own = config.of_layer(2, LayerKind::Full);
+        assert_eq!([own.count(keys::KV_HEADS).unwrap(), own.count(keys::HIDDEN).unwrap()], [4, 64]);
+        let base = |kind| config.of_layer(2, kind).float(keys::ROPE_BASE).unwrap();
+        assert_eq!([base(LayerKind::Full), base(LayerKind::Windowed)], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn omitted_settings_have_the_values_of_the_family() {
+        let temporary = tempfile::tempdir().unwrap();
+        let file = folder(temporary.path(), &serde_json::json!({"num_attention_heads": 4}));
+        let config = Config::new(&file);
+        config.assume(&[
+            ("num_attention_heads", Value::Unsigned(8)),
+            ("max_position_embeddings", Value::Unsigned(99)),
+        ]);
+        let own = config.of_layer(0, LayerKind::Full);
+        for config in [&config, &own] {
+            assert_eq!([config.count(keys::HEADS).unwrap(), config.context().unwrap()], [4, 99]);
+            assert!(config.count(keys::HIDDEN).is_err());
+        }
+    }
+
+    #[test]
+    fn the_scale_of_long_contexts_is_given_or_follows_from_the_lengths() {
+        let temporary = tempfile::tempdir().unwrap();
+        let long = |rope: serde_json::Value| {
+            let settings = serde_json::json!({
+                "max_position_embeddings": 4096, "original_max_position_embeddings": 64, "rope_scaling": rope
+            });
+            let file = folder(temporary.path(), &settings);
+            let config = Config::new(&file);
+            (config.rope_scaling().unwrap().scale(), config.context().unwrap())
+        };
+        assert_eq!(long(serde_json::json!({"type": "su", "short_mscale": 1.5})), (1.5, 64));
+        assert_eq!(long(serde_json::json!({"rope_type": "longrope", "attention_factor": 0.5})), (0.5, 64));
+        assert_eq!(long(serde_json::json!({"rope_type": "longrope", "factor": 1.0})), (1.0, 64));
+        // √(1 + ln 64 / ln 64)
+        assert!((long(serde_json::json!({"rope_type": "longrope"})).0 - 2f32.sqrt()).abs() < 1e-6);
+    }
+
+    #[test]
     fn yarn_makes_the_context_longer_than_the_original() {
         let temporary = tempfile::tempdir().unwrap();
         let context = |rope: serde_json::Value| {
