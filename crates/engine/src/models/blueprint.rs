@@ -329,7 +329,12 @@ impl<'a> Builder<'a> {
     /// Whether the file has this tensor.
     pub fn has(&self, name: Name) -> bool {
         let name = name.in_format(self.format());
-        self.file.tensor(&name).is_some() || self.discovery.as_ref().is_some_and(|d| (d.optional)(&name))
+        self.file.tensor(&name).is_some() || self.imagines(&name)
+    }
+
+    /// Whether needed tensors are being discovered, and this optional one should exist.
+    pub(super) fn imagines(&self, name: &str) -> bool {
+        self.discovery.as_ref().is_some_and(|d| (d.optional)(name))
     }
 
     /// The number of rows of a matrix if the configuration does not have it, such as the vocabulary size.

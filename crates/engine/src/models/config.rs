@@ -484,13 +484,16 @@ impl<'a> Config<'a> {
             let layer = self.layer.map(|(layer, _)| (layer, kind));
             self.read.borrow_mut().extend(self.names(key, layer));
         }
-        self.names(key, self.layer).into_iter().find_map(|name| {
-            let whole = match self.format() {
-                Format::Gguf => format!("{}.{name}", self.architecture()),
-                Format::HuggingFace | Format::Mlx => name.into_owned(),
-            };
-            self.file.metadata.get(&whole).map(|value| (whole, value))
-        }).or_else(|| self.omitted_setting(key))
+        self.names(key, self.layer)
+            .into_iter()
+            .find_map(|name| {
+                let whole = match self.format() {
+                    Format::Gguf => format!("{}.{name}", self.architecture()),
+                    Format::HuggingFace | Format::Mlx => name.into_owned(),
+                };
+                self.file.metadata.get(&whole).map(|value| (whole, value))
+            })
+            .or_else(|| self.omitted_setting(key))
     }
 
     /// A setting that the folder omits.

@@ -155,19 +155,25 @@ impl Search<'_, '_> {
                 (self.name(both), self.name(down))
             }
         };
-        let Some(found) = self.b.find(&both)? else { return Ok(None) };
+        let found = self.b.find(&both)?;
+        if found.is_none() && !self.b.imagines(&both) {
+            return Ok(None);
+        }
         let ExpertShape { experts, hidden, inner, .. } = self.shape;
         let gguf = self.b.format() == Format::Gguf;
         let alternating = self.names.fused == Fused::Alternating && !gguf;
         let shape = [experts, hidden, 2 * inner];
         // The two layouts differ in their shapes, except where both are square.
-        if self.names.fused == Fused::Columns && !gguf && found.shape[..] == shape {
+        if self.names.fused == Fused::Columns
+            && !gguf
+            && found.as_ref().is_some_and(|weight| weight.shape[..] == shape)
+        {
             let both = self.b.weight(&both, &shape)?;
             let down = self.b.weight(&down, &[experts, inner, hidden])?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
             return Ok(Some([both.half_of_rows(0), both.half_of_rows(1), down]));
         }
-        if alternating && found.encoding != Encoding::Mxfp4 {
+        if alternating && found.is_some_and(|weight| weight.encoding != Encoding::Mxfp4) {
             let both = self.b.weight(&both, &[experts, hidden, 2 * inner])?;
             let down = self.b.weight(&down, &[experts, inner, hidden])?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);

@@ -63,7 +63,9 @@ impl Rotating {
                 b.vector(long, count)?;
                 b.vector(short, count).map(Some)
             }
-            _ if self.divided && b.has(ROPE_DIVISORS) => b.vector_start(ROPE_DIVISORS, pairs, count).map(Some),
+            _ if self.divided && b.has(ROPE_DIVISORS) => {
+                b.vector_start(ROPE_DIVISORS, pairs, count).map(Some)
+            }
             _ => Ok(None),
         }
     }
