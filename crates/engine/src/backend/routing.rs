@@ -1,7 +1,7 @@
 //! The router's choices for a batch, sorted by expert.
 
 use forebay_kernels::Kernels;
-use forebay_kernels::math::sigmoid;
+use forebay_kernels::math::{exp, sigmoid};
 use smallvec::SmallVec;
 
 use super::{Backend, Buf, Matrix, Vector};
@@ -28,12 +28,19 @@ pub struct Router {
 }
 
 /// How scores are computed from logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
     /// Softmax over all experts.
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// The logits. The weight of a chosen expert is its softmax among the experts that are about as good and were not
+    /// chosen before it.
+    SparseMixer {
+        /// How far a logit may be below that of the chosen expert, relative to the larger of its size and the chosen
+        /// expert's logit.
+        tolerance: f32,
+    },
 }
 
 /// Experts in groups of equal size: the router chooses groups for a token, then experts in them.
@@ -123,12 +130,16 @@ impl Router {
         match self.scores {
             Scores::Softmax => (kernels.softmax)(logits),
             Scores::Sigmoid => logits.iter_mut().for_each(|logit| *logit = sigmoid(*logit)),
+            Scores::SparseMixer { .. } => {}
         }
     }
 
     fn weigh(&self, scores: &[f32], experts: &[u32], weights: &mut [f32]) {
-        for (weight, expert) in weights.iter_mut().zip(experts) {
-            *weight = scores[*expert as usize];
+        for (rank, weight) in weights.iter_mut().enumerate() {
+            *weight = match self.scores {
+                Scores::Softmax | Scores::Sigmoid => scores[experts[rank] as usize],
+                Scores::SparseMixer { tolerance } => mixed(scores, &experts[..=rank], tolerance),
+            };
         }
         if self.normalise {
             let sum = weights.iter().sum::<f32>() + self.epsilon;
@@ -138,6 +149,19 @@ impl Router {
             weights.iter_mut().for_each(|w| *w *= self.scale);
         }
     }
+}
+
+/// The softmax of the last chosen expert among those that are about as good and were not chosen before it.
+fn mixed(logits: &[f32], chosen: &[u32], tolerance: f32) -> f32 {
+    let Some((&last, before)) = chosen.split_last() else { return 0.0 };
+    let best = logits[last as usize];
+    let sum: f32 =
+        (0..).zip(logits).filter(|(expert, _)| !before.contains(expert)).fold(0.0, |sum, (_, &logit)| {
+            // Of two zeros, the distance is not a number, so the comparison must not be turned round.
+            let is_worse = (best - logit) / logit.abs().max(best) > tolerance;
+            if is_worse { sum } else { sum + exp(logit - best) }
+        });
+    1.0 / sum
 }
 
 /// The weights of one layer's router.
@@ -338,6 +362,25 @@ mod tests {
         router.normalise = true;
         router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
         assert!((weights[0] - 0.6).abs() < 1e-6 && (weights[1] - 0.4).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_sparse_mixer_weighs_an_expert_against_those_about_as_good() {
+        let kernels = Kernels::for_isa(Isa::Scalar);
+        let router = Router { scores: Scores::SparseMixer { tolerance: 0.02 }, ..ROUTER };
+        let choose = |logits: [f32; 4]| {
+            let (mut experts, mut weights) = ([0; 2], [0.0; 2]);
+            router.choose(kernels, &mut logits.clone(), &mut experts, &mut weights);
+            (experts, weights)
+        };
+        // The second is within two per cent of the first, the third within two per cent of the second.
+        let (experts, weights) = choose([1.0, 10.0, 9.85, 9.7]);
+        assert_eq!(experts, [1, 2]);
+        let share = 1.0 / (1.0 + (-0.15f32).exp());
+        assert!(weights.iter().all(|weight| (weight - share).abs() < 1e-6), "{weights:?}");
+        // None is close, and negative logits are compared by their size.
+        assert_eq!(choose([-3.0, -1.0, -2.0, -9.0]), ([1, 2], [1.0; 2]));
+        assert_eq!(choose([0.0, 0.0, -1.0, -2.0]), ([0, 1], [0.5, 1.0]));
     }
 
     #[test]

@@ -18,6 +18,13 @@ pub enum RopeScaling {
     RaisedBase(f64),
     /// Like Llama 3, with other boundaries; cosine and sine are scaled too.
     Yarn(Yarn),
+    /// By divisors that the file lists. They are those for contexts up to the original one.
+    Listed {
+        /// The factor of cosine and sine.
+        scale: f64,
+        /// The length of the original context.
+        original: usize,
+    },
     /// Only the fastest frequencies rotate; the channels of the others stay as they are.
     Proportional {
         /// The share of the channels that rotate.
@@ -69,7 +76,7 @@ impl RopeScaling {
         }
         let plain = (0..channels / 2).map(|i| base.powf(-2.0 * i as f64 / channels as f64));
         let stretched = |(i, f): (usize, f64)| match self {
-            RopeScaling::Plain | RopeScaling::RaisedBase(_) => f,
+            RopeScaling::Plain | RopeScaling::RaisedBase(_) | RopeScaling::Listed { .. } => f,
             RopeScaling::Linear(factor) => f / factor,
             RopeScaling::Llama3(llama3) => llama3.stretch(f),
             RopeScaling::Yarn(yarn) => yarn.stretch(i, f, base, channels),
@@ -90,6 +97,7 @@ impl RopeScaling {
             | RopeScaling::RaisedBase(_)
             | RopeScaling::Proportional { .. } => 1.0,
             RopeScaling::Yarn(yarn) => yarn.scale as f32,
+            RopeScaling::Listed { scale, .. } => *scale as f32,
         }
     }
 }

@@ -398,7 +398,21 @@ pub fn layer_kinds(
         };
         return types.iter().take(layers).map(has_window).collect();
     }
-    Ok(config
-        .optional_bools(keys::WINDOW_PATTERN, layers)?
-        .unwrap_or_else(|| (0..layers).map(by_default).collect()))
+    let pattern = match config.is_list(keys::WINDOW_PATTERN) {
+        true => config.optional_bools(keys::WINDOW_PATTERN, layers)?,
+        false => None,
+    };
+    Ok(pattern.unwrap_or_else(|| (0..layers).map(by_default).collect()))
+}
+
+/// The distance between layers without a window, if the file has a number instead of a type for each layer.
+///
+/// # Errors
+/// If it is not a positive integer.
+pub fn window_period(config: &Config<'_>, by_default: usize) -> Result<usize> {
+    let period = match config.is_list(keys::WINDOW_PERIOD) {
+        true => None,
+        false => config.optional_count(keys::WINDOW_PERIOD)?,
+    };
+    Ok(period.unwrap_or(by_default))
 }

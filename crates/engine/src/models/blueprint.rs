@@ -18,10 +18,10 @@ use super::needs::{Discovery, Need, NeedKind};
 use super::parts::TextModel;
 use super::product::Product;
 use super::{Model, Span, keys};
-use crate::backend::{Buf, BufShape, Matrix, Router, StateShape, Vector};
+use crate::backend::{Buf, BufShape, Matrix, Router, Scores, StateShape, Vector};
 use crate::error::{Error, Result};
 use crate::experts::{ByteSource, Device, ExpertLayer, PartShape};
-use crate::format::{Format, ModelFile, Quoted, StoredWeight, TensorInfo, Value, known_name};
+use crate::format::{Format, Key, ModelFile, Quoted, StoredWeight, TensorInfo, Value, known_name};
 
 /// The most experts in a layer. No real model has more; the limit keeps lists of experts small for hostile files.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -43,8 +43,8 @@ pub struct Blueprint {
     pub(super) weights: Vec<Declared>,
     /// The encodings in use, each with the first tensor that has it.
     encodings: Vec<(Encoding, String)>,
-    /// A matrix with a scale, if there is one.
-    scaled: Option<String>,
+    /// The first feature that no device has, if there is one.
+    host_only: Option<String>,
     /// The indices of the routers among the weights, in the order of the layers that have experts.
     routers: Vec<usize>,
     /// The index of the first weight of each layer.
@@ -63,10 +63,9 @@ impl Blueprint {
     /// [`Error::Unsupported`], with the first tensor that the device cannot compute with, and its type, or with the
     /// heads that are too large for it.
     pub fn check_device(&self, device: &dyn Device, file: &Path) -> Result<()> {
-        if let Some(name) = &self.scaled {
+        if let Some(feature) = &self.host_only {
             return Err(Error::Unsupported(format!(
-                "{}: tensor {name} has a scale, which the GPU backend does not support; \
-                 use Options::device = None",
+                "{}: {feature}, which the GPU backend does not support; use Options::device = None",
                 file.display()
             )));
         }
@@ -215,7 +214,7 @@ pub struct Builder<'a> {
     file: &'a ModelFile,
     weights: Vec<Declared>,
     encodings: Vec<(Encoding, String)>,
-    scaled: Option<String>,
+    host_only: Option<String>,
     matrices: usize,
     vectors: usize,
     buffers: Vec<Scratch>,
@@ -231,6 +230,8 @@ pub struct Builder<'a> {
     keeps: bool,
     /// The index of the first weight of each layer.
     starts: Vec<usize>,
+    /// The longest context that the family supports, if it is less than the model's.
+    longest: usize,
     /// The names of all declared tensors.
     declared: HashSet<&'a str>,
     /// Set while finding out which tensors a file needs.
@@ -244,7 +245,7 @@ impl<'a> Builder<'a> {
             file,
             weights: Vec::new(),
             encodings: Vec::new(),
-            scaled: None,
+            host_only: None,
             matrices: 0,
             vectors: 0,
             buffers: Vec::new(),
@@ -255,6 +256,7 @@ impl<'a> Builder<'a> {
             span: None,
             keeps: true,
             starts: Vec::new(),
+            longest: usize::MAX,
             declared: HashSet::new(),
             discovery: None,
         }
@@ -307,10 +309,32 @@ impl<'a> Builder<'a> {
         self.file.format
     }
 
+    /// A list of this many positive numbers in the settings.
+    ///
+    /// # Errors
+    /// If it is missing, has another length or other numbers.
+    pub fn numbers(&self, key: Key, count: usize) -> Result<Vec<f64>> {
+        let list = self.file.setting(&key).and_then(|(_, value)| value.as_numbers());
+        let numbers: Option<Vec<f64>> =
+            list.and_then(|list| list.iter().map(|number| number.as_f64()).collect());
+        numbers.filter(|n| n.len() == count && n.iter().all(|n| n.is_finite() && *n > 0.0)).ok_or_else(|| {
+            let name = self.file.setting_name(&key);
+            Error::format(
+                &self.file.settings_path(),
+                format!("{name} is not a list of {count} positive numbers"),
+            )
+        })
+    }
+
     /// Whether the file has this tensor.
     pub fn has(&self, name: Name) -> bool {
         let name = name.in_format(self.format());
-        self.file.tensor(&name).is_some() || self.discovery.as_ref().is_some_and(|d| (d.optional)(&name))
+        self.file.tensor(&name).is_some() || self.imagines(&name)
+    }
+
+    /// Whether needed tensors are being discovered, and this optional one should exist.
+    pub(super) fn imagines(&self, name: &str) -> bool {
+        self.discovery.as_ref().is_some_and(|d| (d.optional)(name))
     }
 
     /// The number of rows of a matrix if the configuration does not have it, such as the vocabulary size.
@@ -564,6 +588,9 @@ impl<'a> Builder<'a> {
                 self.error(format!("a layer has {count} experts, more than the limit of {MAX_EXPERTS}"))
             );
         }
+        if self.keeps && matches!(router.scores, Scores::SparseMixer { .. }) {
+            self.host_only.get_or_insert_with(|| "its routers are sparse mixers".to_owned());
+        }
         let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
         let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;
         self.experts.push(self.keeps.then_some(layer));
@@ -583,6 +610,11 @@ impl<'a> Builder<'a> {
     /// Declares that the next layer has no routed experts.
     pub fn no_experts(&mut self) {
         self.experts.push(None);
+    }
+
+    /// Limits the context to what the family supports.
+    pub fn limit_context(&mut self, longest: usize) {
+        self.longest = self.longest.min(longest);
     }
 
     /// The finished blueprint.
@@ -608,9 +640,23 @@ impl<'a> Builder<'a> {
             let path = self.file.path().display();
             tracing::info!("{path}: skips {beyond} tensors that do not belong to the text model");
         }
-        let Builder { experts, buffers, weights, encodings, scaled, routers, span, starts, .. } = self;
+        let Builder {
+            experts, buffers, weights, encodings, host_only, routers, span, starts, longest, ..
+        } = self;
         let span = span.expect("every family asks for its layers");
-        Ok(Blueprint { model, context, span, experts, buffers, weights, encodings, scaled, routers, starts })
+        let context = context.min(longest);
+        Ok(Blueprint {
+            model,
+            context,
+            span,
+            experts,
+            buffers,
+            weights,
+            encodings,
+            host_only,
+            routers,
+            starts,
+        })
     }
 
     /// Whether a tensor belongs to something other than the text model: to layers for multi-token prediction, to
@@ -690,7 +736,7 @@ impl<'a> Builder<'a> {
             self.encodings.push((weight.encoding, name.to_owned()));
         }
         if self.keeps && weight.scale.is_some() {
-            self.scaled.get_or_insert_with(|| name.to_owned());
+            self.host_only.get_or_insert_with(|| format!("tensor {name} has a scale"));
         }
         let companions = [weight.scale, weight.input_scale];
         self.declared.extend(companions.iter().flatten().map(|tensor| tensor.name.as_str()));

@@ -1,7 +1,7 @@
 //! Reads a model's configuration from its file. Every value is checked.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,7 +26,12 @@ pub struct Config<'a> {
     read: Rc<RefCell<BTreeSet<Cow<'static, str>>>>,
     /// The layer whose settings precede those of all layers.
     layer: Option<(usize, LayerKind)>,
+    /// What a folder that omits a setting means.
+    omitted: Cell<Omitted>,
 }
+
+/// Settings that folders of a family may omit, and their values.
+pub type Omitted = &'static [(&'static str, Value)];
 
 /// The kinds of layers that may have settings of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +45,7 @@ pub enum LayerKind {
 impl<'a> Config<'a> {
     /// The configuration of a model.
     pub fn new(file: &'a ModelFile) -> Config<'a> {
-        Config { file, read: Rc::default(), layer: None }
+        Config { file, read: Rc::default(), layer: None, omitted: Cell::default() }
     }
 
     /// The family's name in the file; empty if it has none.
@@ -79,6 +84,11 @@ impl<'a> Config<'a> {
     /// each layer, this is the layer's number, which is absent if it is null.
     pub fn of_layer(&self, layer: usize, kind: LayerKind) -> Config<'a> {
         Config { layer: Some((layer, kind)), ..self.clone() }
+    }
+
+    /// From now on, settings that a folder omits have these values.
+    pub fn assume(&self, omitted: Omitted) {
+        self.omitted.set(omitted);
     }
 
     /// The file format; some families' defaults depend on it.
@@ -142,6 +152,11 @@ impl<'a> Config<'a> {
     /// If there are not as many as layers, or some are not booleans.
     pub fn optional_bools(&self, key: Key, layers: usize) -> Result<Option<Vec<bool>>> {
         self.each_layer(key, layers, truth)
+    }
+
+    /// Whether a setting is a list of numbers.
+    pub fn is_list(&self, key: Key) -> bool {
+        self.setting(key).is_some_and(|(_, value)| value.as_numbers().is_some())
     }
 
     /// Optional numbers, one for each layer.
@@ -256,7 +271,8 @@ impl<'a> Config<'a> {
     }
 
     /// The longest context of the model. With YaRN scaling this is the extended length, even if the file has the
-    /// original one.
+    /// original one. With LongRoPE it is the original one, because longer texts have other frequencies from their first
+    /// token on.
     ///
     /// # Errors
     /// If it is missing or invalid.
@@ -264,7 +280,11 @@ impl<'a> Config<'a> {
         let context = self.count(keys::CONTEXT)?;
         // Layers with a window do not limit the context.
         let full = self.of_layer(0, LayerKind::Full);
-        let RopeScaling::Yarn(yarn) = full.rope_scaling()? else { return Ok(context) };
+        let yarn = match full.rope_scaling()? {
+            RopeScaling::Yarn(yarn) => yarn,
+            RopeScaling::Listed { original, .. } => return Ok(context.min(original)),
+            _ => return Ok(context),
+        };
         let stretched = yarn.original * yarn.factor;
         if stretched > LARGEST as f64 {
             return Err(full.error(keys::ROPE_FACTOR, "makes the context absurdly long"));
@@ -313,6 +333,7 @@ impl<'a> Config<'a> {
             Some("dynamic") if let Some(alpha) = self.optional_float(keys::ROPE_ALPHA)? => {
                 Ok(RopeScaling::RaisedBase(alpha.into()))
             }
+            Some("longrope" | "su") => self.long_rope(),
             Some("proportional") => {
                 let share = self.optional_float(keys::ROPE_SHARE)?.unwrap_or(1.0).into();
                 let factor = self.optional_float(keys::ROPE_FACTOR)?.unwrap_or(1.0).into();
@@ -334,6 +355,22 @@ impl<'a> Config<'a> {
             }
         }
         Ok(RopeScaling::Plain)
+    }
+
+    fn long_rope(&self) -> Result<RopeScaling> {
+        let (context, original) = (self.count(keys::CONTEXT)?, self.count(keys::ROPE_ORIGINAL)?);
+        let scale =
+            match self.optional_float(keys::ROPE_SHORT_SCALE)?.or(self.optional_float(keys::ROPE_ATTENTION)?)
+            {
+                Some(scale) => scale.into(),
+                None => {
+                    let factor = self
+                        .optional_float(keys::ROPE_FACTOR)?
+                        .map_or(context as f64 / original as f64, f64::from);
+                    if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 }
+                }
+            };
+        Ok(RopeScaling::Listed { scale, original })
     }
 
     fn llama3(&self) -> Result<Llama3> {
@@ -455,13 +492,23 @@ impl<'a> Config<'a> {
             let layer = self.layer.map(|(layer, _)| (layer, kind));
             self.read.borrow_mut().extend(self.names(key, layer));
         }
-        self.names(key, self.layer).into_iter().find_map(|name| {
-            let whole = match self.format() {
-                Format::Gguf => format!("{}.{name}", self.architecture()),
-                Format::HuggingFace | Format::Mlx => name.into_owned(),
-            };
-            self.file.metadata.get(&whole).map(|value| (whole, value))
-        })
+        self.names(key, self.layer)
+            .into_iter()
+            .find_map(|name| {
+                let whole = match self.format() {
+                    Format::Gguf => format!("{}.{name}", self.architecture()),
+                    Format::HuggingFace | Format::Mlx => name.into_owned(),
+                };
+                self.file.metadata.get(&whole).map(|value| (whole, value))
+            })
+            .or_else(|| self.omitted_setting(key))
+    }
+
+    /// A setting that the folder omits.
+    fn omitted_setting(&self, key: Key) -> Option<(String, &'a Value)> {
+        let names = if self.format() == Format::Gguf { &[] } else { key.hugging_face };
+        let known = self.omitted.get().iter().find(|(name, _)| names.contains(name));
+        known.map(|(name, value)| ((*name).to_owned(), value))
     }
 
     /// The names that a setting may have, without the architecture. Those of the layer or its kind come first.
@@ -553,6 +600,59 @@ mod tests {
             assert!((f64::from(scaling.scale()) - scale).abs() < 1e-6, "{case}");
             assert_eq!(config.context().unwrap(), config.count(keys::CONTEXT).unwrap(), "{case}");
         }
+    }
+
+    #[test]
+    fn a_layer_has_its_own_settings_or_those_of_its_kind_or_those_of_all() {
+        let temporary = tempfile::tempdir().unwrap();
+        let settings = serde_json::json!({
+            "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 4, "hidden_size": 64,
+            "per_layer_config": {"3": {"head_dim": 48}},
+            "rope_theta": 1.0, "rope_parameters": {"sliding_attention": {"rope_theta": 2.0}}
+        });
+        let file = folder(temporary.path(), &settings);
+        let config = Config::new(&file);
+        let dims = |kind| [2, 3].map(|l| config.of_layer(l, kind).count(keys::KEY_DIM).unwrap());
+        assert_eq!([dims(LayerKind::Windowed), dims(LayerKind::Full)], [[16, 48], [32, 48]]);
+        assert_eq!(config.count(keys::KEY_DIM).unwrap(), 16);
+        let own = config.of_layer(2, LayerKind::Full);
+        assert_eq!([own.count(keys::KV_HEADS).unwrap(), own.count(keys::HIDDEN).unwrap()], [4, 64]);
+        let base = |kind| config.of_layer(2, kind).float(keys::ROPE_BASE).unwrap();
+        assert_eq!([base(LayerKind::Full), base(LayerKind::Windowed)], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn omitted_settings_have_the_values_of_the_family() {
+        let temporary = tempfile::tempdir().unwrap();
+        let file = folder(temporary.path(), &serde_json::json!({"num_attention_heads": 4}));
+        let config = Config::new(&file);
+        config.assume(&[
+            ("num_attention_heads", Value::Unsigned(8)),
+            ("max_position_embeddings", Value::Unsigned(99)),
+        ]);
+        let own = config.of_layer(0, LayerKind::Full);
+        for config in [&config, &own] {
+            assert_eq!([config.count(keys::HEADS).unwrap(), config.context().unwrap()], [4, 99]);
+            assert!(config.count(keys::HIDDEN).is_err());
+        }
+    }
+
+    #[test]
+    fn the_scale_of_long_contexts_is_given_or_follows_from_the_lengths() {
+        let temporary = tempfile::tempdir().unwrap();
+        let long = |rope: serde_json::Value| {
+            let settings = serde_json::json!({
+                "max_position_embeddings": 4096, "original_max_position_embeddings": 64, "rope_scaling": rope
+            });
+            let file = folder(temporary.path(), &settings);
+            let config = Config::new(&file);
+            (config.rope_scaling().unwrap().scale(), config.context().unwrap())
+        };
+        assert_eq!(long(serde_json::json!({"type": "su", "short_mscale": 1.5})), (1.5, 64));
+        assert_eq!(long(serde_json::json!({"rope_type": "longrope", "attention_factor": 0.5})), (0.5, 64));
+        assert_eq!(long(serde_json::json!({"rope_type": "longrope", "factor": 1.0})), (1.0, 64));
+        // √(1 + ln 64 / ln 64)
+        assert!((long(serde_json::json!({"rope_type": "longrope"})).0 - 2f32.sqrt()).abs() < 1e-6);
     }
 
     #[test]

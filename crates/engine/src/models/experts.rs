@@ -155,22 +155,25 @@ impl Search<'_, '_> {
                 (self.name(both), self.name(down))
             }
         };
-        let Some(found) = self.b.find(&both)? else { return Ok(None) };
+        let found = self.b.find(&both)?;
+        if found.is_none() && !self.b.imagines(&both) {
+            return Ok(None);
+        }
         let ExpertShape { experts, hidden, inner, .. } = self.shape;
         let gguf = self.b.format() == Format::Gguf;
         let alternating = self.names.fused == Fused::Alternating && !gguf;
         let shape = [experts, hidden, 2 * inner];
         // One of the two tensors may be square, but not both.
         let down_shape = [experts, inner, hidden];
-        let is_transposed =
-            found.shape[..] == shape && self.b.find(&down)?.is_some_and(|down| down.shape[..] == down_shape);
+        let is_transposed = found.as_ref().is_some_and(|both| both.shape[..] == shape)
+            && self.b.find(&down)?.is_some_and(|down| down.shape[..] == down_shape);
         if self.names.fused == Fused::Columns && !gguf && is_transposed {
             let both = self.b.weight(&both, &shape)?;
             let down = self.b.weight(&down, &down_shape)?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
             return Ok(Some([both.half_of_rows(0), both.half_of_rows(1), down]));
         }
-        if alternating && found.encoding != Encoding::Mxfp4 {
+        if alternating && found.is_some_and(|weight| weight.encoding != Encoding::Mxfp4) {
             let both = self.b.weight(&both, &[experts, hidden, 2 * inner])?;
             let down = self.b.weight(&down, &[experts, inner, hidden])?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);

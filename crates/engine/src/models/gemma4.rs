@@ -37,11 +37,13 @@ const VALUE_IS_KEY: Key = Key { gguf: "", hugging_face: &["attention_k_eq_v"] };
 /// Whether layers have experts.
 const HAS_EXPERTS: Key = Key { gguf: "", hugging_face: &["enable_moe_block"] };
 
-const MIXER_NORMS: BlockNorms = BlockNorms {
+/// The norms of attention in this family and the one before.
+pub const MIXER_NORMS: BlockNorms = BlockNorms {
     before: Some(LayerRecipe::MIXER_NORM),
     after: Some(Name::new("post_attention_norm.weight", "post_attention_layernorm.weight")),
 };
-const FFN_NORMS: BlockNorms = BlockNorms {
+/// Those of feed-forward blocks.
+pub const FFN_NORMS: BlockNorms = BlockNorms {
     before: Some(Name::new("ffn_norm.weight", "pre_feedforward_layernorm.weight")),
     after: Some(Name::new("post_ffw_norm.weight", "post_feedforward_layernorm.weight")),
 };

@@ -83,6 +83,10 @@ pub const ROPE_ATTENTION: Key = key(
     "rope.scaling.yarn_attn_factor",
     &["rope_parameters.attention_factor", "rope_scaling.attention_factor"],
 );
+/// LongRoPE's factor of cosine and sine up to the original context.
+pub const ROPE_SHORT_SCALE: Key = key("", &["rope_parameters.short_mscale", "rope_scaling.short_mscale"]);
+/// LongRoPE's divisors of the frequencies up to the original context.
+pub const ROPE_SHORT_DIVISORS: Key = key("", &["rope_parameters.short_factor", "rope_scaling.short_factor"]);
 /// How strongly YaRN scales cosine and sine.
 pub const ROPE_MSCALE: Key = key("", &["rope_parameters.mscale", "rope_scaling.mscale"]);
 /// How strongly YaRN scales the scores instead; GGUF files have a tenth of it.
@@ -129,7 +133,7 @@ pub const ROUTER_METHOD: Key = key("", &["topk_method"]);
 /// The distance between layers with experts.
 pub const MIXTURE_INTERVAL: Key = key("", &["moe_layer_freq"]);
 /// The number of shared experts.
-pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts"]);
+pub const SHARED_EXPERTS: Key = key("expert_shared_count", &["n_shared_experts", "num_shared_experts"]);
 /// The number of layers without experts at the start.
 pub const DENSE_LAYERS: Key = key("leading_dense_block_count", &["first_k_dense_replace"]);
 /// For each layer, whether it has experts.
@@ -149,8 +153,10 @@ pub const HIDDEN_ACTIVATION: Key = key("", &["hidden_activation"]);
 pub const TIED: Key = key("", &["tie_word_embeddings"]);
 /// The number of positions of the window.
 pub const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
-/// For each layer, whether it has a window, in GGUF files and some folders.
+/// For each layer, whether it has a window, in GGUF files that do not have the period instead, and in some folders.
 pub const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", &["hybrid_layer_pattern"]);
+/// The distance between layers without a window.
+pub const WINDOW_PERIOD: Key = key("attention.sliding_window_pattern", &["sliding_window_pattern"]);
 /// For each layer, whether it has a window.
 pub const LAYER_TYPES: Key = key("", &["layer_types"]);
 /// The steepness of the sigmoid in an expert.

@@ -26,8 +26,10 @@ pub const ARCH: Arch = Arch {
     describe,
 };
 
-const ROUTER: Name = Name::new("ffn_gate_inp.weight", "block_sparse_moe.gate.weight");
-const EXPERTS: ExpertNames =
+/// The router in Mixtral's folders and GGUF files.
+pub const ROUTER: Name = Name::new("ffn_gate_inp.weight", "block_sparse_moe.gate.weight");
+/// The names of experts in Mixtral's folders.
+pub const EXPERTS: ExpertNames =
     ExpertNames { module: "block_sparse_moe", parts: ["w1", "w3", "w2"], ..ExpertNames::USUAL };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {

@@ -5,6 +5,7 @@ mod afmoe;
 mod attention;
 mod bailing_moe;
 mod blueprint;
+mod cohere2moe;
 mod config;
 mod declared;
 mod decoder;
@@ -15,6 +16,7 @@ mod ernie4_5_moe;
 mod exaone_moe;
 mod experts;
 mod feed_forward;
+mod gemma3;
 mod gemma4;
 mod glm4moe;
 mod gpt_oss;
@@ -36,6 +38,7 @@ mod names;
 mod needs;
 mod olmoe;
 mod parts;
+mod phimoe;
 mod positions;
 mod product;
 mod qwen2;
@@ -101,6 +104,9 @@ pub const ARCHS: &[Arch] = &[
     mimo2::ARCH,
     laguna::ARCH,
     llama4::ARCH,
+    gemma3::ARCH,
+    cohere2moe::ARCH,
+    phimoe::ARCH,
 ];
 
 /// A family's entry in the registry.

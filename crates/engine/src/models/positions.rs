@@ -1,14 +1,19 @@
 //! The rotations and temperatures of a family's layers. Layers with equal ones share their angles and factors.
 
 use super::{Builder, Config, Name, keys};
-use crate::backend::{Buf, Rope, RopePairs};
+use crate::backend::{Buf, Rope, RopePairs, Vector};
 use crate::blocks::gqa::Rotation;
 use crate::blocks::positions::{Positions, Temperature};
 use crate::blocks::rope::RopeScaling;
 use crate::error::Result;
+use crate::format::Format;
 
 /// Divisors of the rotation frequencies, in some GGUF files.
 pub const ROPE_DIVISORS: Name = Name::new("rope_freqs.weight", "");
+
+/// LongRoPE's divisors for contexts up to the original one and beyond it, in GGUF files.
+const SHORT_AND_LONG: [Name; 2] =
+    [Name::new("rope_factors_short.weight", ""), Name::new("rope_factors_long.weight", "")];
 
 /// A rotation of the first channels of heads.
 #[derive(Clone, Copy, PartialEq)]
@@ -48,6 +53,34 @@ impl Rotating {
         let pairs = RopePairs::HalfSplit;
         Rotating { channels, base, scaling, scale: scaling.scale(), pairs, divided: true }
     }
+
+    /// The divisors of the frequencies in a GGUF file, if it has any: `pairs`, of which this rotation may use the first.
+    fn divisors(&self, b: &mut Builder<'_>, pairs: usize) -> Result<Option<Vector>> {
+        let count = self.channels / 2;
+        match self.scaling {
+            RopeScaling::Listed { .. } => {
+                let [short, long] = SHORT_AND_LONG;
+                b.vector(long, count)?;
+                b.vector(short, count).map(Some)
+            }
+            _ if self.divided && b.has(ROPE_DIVISORS) => {
+                b.vector_start(ROPE_DIVISORS, pairs, count).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Whether a GGUF file has LongRoPE's divisors.
+pub fn has_short_and_long(b: &Builder<'_>) -> bool {
+    SHORT_AND_LONG.into_iter().all(|name| b.has(name))
+}
+
+/// Divides frequencies by the divisors in a folder's settings.
+fn divide(b: &Builder<'_>, frequencies: &mut [f32]) -> Result<()> {
+    let divisors = b.numbers(keys::ROPE_SHORT_DIVISORS, frequencies.len())?;
+    frequencies.iter_mut().zip(divisors).for_each(|(f, divisor)| *f = (f64::from(*f) / divisor) as f32);
+    Ok(())
 }
 
 /// The number of channels of a head that rotate.
@@ -108,14 +141,19 @@ impl Places {
     /// # Errors
     /// If the divisors of frequencies do not fit.
     pub fn finish(self, b: &mut Builder<'_>) -> Result<Positions> {
-        let has_divisors = b.has(ROPE_DIVISORS);
         // Files have as many divisors as the widest rotation has pairs.
         let pairs = self.rotations.iter().map(|(rotating, _)| rotating.channels / 2).max().unwrap_or(0);
         let mut ropes = Vec::new();
-        for (Rotating { channels, base, scaling, scale, divided, .. }, angles) in self.rotations {
-            let divided = divided && has_divisors;
-            let divisors = divided.then(|| b.vector_start(ROPE_DIVISORS, pairs, channels / 2)).transpose()?;
-            ropes.push((Rope { frequencies: scaling.frequencies(base, channels), divisors, scale }, angles));
+        for (rotating, angles) in self.rotations {
+            let Rotating { channels, base, scaling, scale, .. } = rotating;
+            let mut frequencies = scaling.frequencies(base, channels);
+            let mut divisors = None;
+            if matches!(scaling, RopeScaling::Listed { .. }) && b.format() != Format::Gguf {
+                divide(b, &mut frequencies)?;
+            } else {
+                divisors = rotating.divisors(b, pairs)?;
+            }
+            ropes.push((Rope { frequencies, divisors, scale }, angles));
         }
         Ok(Positions { ropes, temperatures: self.temperatures })
     }

@@ -39,9 +39,14 @@ impl Recipe {
     /// # Errors
     /// If the configuration has no epsilon for norms.
     pub fn new(config: &Config<'_>, layers: Vec<LayerRecipe>) -> Result<Recipe> {
-        Ok(Recipe {
+        Ok(Recipe::with_norms(layers, Norms::rms(config.float(keys::NORM_EPS)?)))
+    }
+
+    /// The same with other norms.
+    pub fn with_norms(layers: Vec<LayerRecipe>, norms: Norms) -> Recipe {
+        Recipe {
             layers,
-            norms: Norms::rms(config.float(keys::NORM_EPS)?),
+            norms,
             embed: Name::new("token_embd.weight", "model.embed_tokens.weight"),
             output_norm: Name::new("output_norm.weight", "model.norm.weight"),
             output_bias: None,
@@ -50,7 +55,7 @@ impl Recipe {
             logit_scale: None,
             softcap: None,
             reads_activation: false,
-        })
+        }
     }
 
     /// A decoder whose first layers have dense feed-forward blocks, the others mixtures, and which has the same

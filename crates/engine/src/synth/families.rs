@@ -387,6 +387,66 @@ pub const FAMILIES: &[Family] = &[
         optional: &["output.weight", "ffn_gate_inp.weight"],
         ..PLAIN
     },
+    Family {
+        name: "gemma4",
+        model: "Gemma-4-26B-A4B; without experts, Gemma-4-31B",
+        settings: "block_count=30 context_length=262144 embedding_length=2816 feed_forward_length=2112
+            attention.head_count=16
+            attention.head_count_kv=8,8,8,8,8,2,8,8,8,8,8,2,8,8,8,8,8,2,8,8,8,8,8,2,8,8,8,8,8,2
+            attention.key_length=512 attention.value_length=512
+            attention.key_length_swa=256 attention.value_length_swa=256
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6 rope.freq_base_swa=1e4
+            rope.dimension_count=512 rope.dimension_count_swa=256
+            attention.sliding_window=1024
+            attention.sliding_window_pattern=1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0,1,1,1,1,1,0
+            attention.shared_kv_layers=0 embedding_length_per_layer_input=0 final_logit_softcapping=30.0
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=704",
+        optional: &[
+            "attn_v.weight",
+            "layer_output_scale.weight",
+            "rope_freqs.weight",
+            "ffn_gate_up_exps.weight",
+        ],
+        ..PLAIN
+    },
+    Family {
+        name: "gemma3",
+        model: "Gemma-3-12B",
+        settings: "block_count=48 context_length=131072 embedding_length=3840 feed_forward_length=15360
+            attention.head_count=16 attention.head_count_kv=8 attention.key_length=256 attention.value_length=256
+            attention.layer_norm_rms_epsilon=1e-6 attention.sliding_window=1024
+            rope.freq_base=1e6 rope.freq_base_swa=1e4 rope.scaling.type=linear rope.scaling.factor=8.0",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "cohere2moe",
+        model: "Command A+",
+        settings: "block_count=32 context_length=131072 embedding_length=4096 feed_forward_length=4096
+            attention.head_count=128 attention.head_count_kv=8 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_epsilon=1e-5 attention.sliding_window=4096 rope.freq_base=1e4
+            rope.dimension_count=128 rope.scaling.type=none logit_scale=0.0625
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=4096 expert_shared_count=4
+            leading_dense_block_count=0 expert_gating_func=2 expert_weights_norm=true",
+        optional: &[],
+        ..PLAIN
+    },
+    Family {
+        name: "phimoe",
+        model: "Phi-3.5-MoE",
+        settings: "block_count=32 context_length=131072 embedding_length=4096 feed_forward_length=6400
+            attention.head_count=32 attention.head_count_kv=8 attention.layer_norm_rms_epsilon=1e-5
+            attention.sliding_window=131072 rope.dimension_count=128 rope.freq_base=1e4
+            rope.scaling.original_context_length=4096 expert_count=16 expert_used_count=2",
+        optional: &[
+            "output.weight",
+            "output.bias",
+            "attn_q.bias",
+            "rope_factors_short.weight",
+            "rope_factors_long.weight",
+        ],
+        ..PLAIN
+    },
 ];
 
 /// The settings of one model, in order; the keys are without the family's name.
@@ -512,6 +572,8 @@ impl Settings {
             ("exp_probs_b.bias", ..) => self.count("expert_gating_func") == Some(2),
             // Where routers are optional, the layers without them are dense.
             ("ffn_gate_inp.weight", Some(layer), _) => self.has_mixture(layer),
+            // Only layers with a window have values that are not keys.
+            ("attn_v.weight", Some(layer), _) => self.has_window(layer),
             // Only layers with linear attention have filters.
             ("ssm_conv1d.weight", Some(layer), Some(interval @ 1..)) => !(layer + 1).is_multiple_of(interval),
             _ => true,
@@ -524,6 +586,13 @@ impl Settings {
         let dense = self.count("leading_dense_block_count").unwrap_or(0);
         let step = self.count("interleave_moe_layer_step").unwrap_or(1).max(1);
         layer >= dense && (layer + 1).is_multiple_of(step)
+    }
+
+    /// Whether a layer has a window, by the list of layers.
+    fn has_window(&self, layer: u64) -> bool {
+        let pattern = self.get("attention.sliding_window_pattern").and_then(Value::as_numbers);
+        let windowed = pattern.and_then(|pattern| pattern.iter().nth(layer as usize)?.as_f64());
+        windowed.is_none_or(|windowed| windowed != 0.0)
     }
 
     /// The settings as metadata of a file.
@@ -581,6 +650,10 @@ mod tests {
             ("mistral4", 118.0),
             ("qwen35", 7.2),
             ("qwen3vlmoe", 29.9),
+            ("gemma4", 24.5),
+            ("gemma3", 10.8),
+            ("cohere2moe", 217.2),
+            ("phimoe", 41.7),
             ("lfm2moe", 8.2),
             ("granitemoe", 3.22),
             ("granite", 7.97),

@@ -90,7 +90,7 @@ impl Calibrated {
     fn content(&mut self, need: &Need, dtype: DType, skew: f32) -> Content {
         let name = need.name.as_str();
         match need.kind {
-            NeedKind::Vector => vector(name),
+            NeedKind::Vector => vector(name, need.shape.iter().product()),
             NeedKind::Matrix if is_router(name) => Content::Router(skew),
             NeedKind::Matrix => {
                 let cols = need.shape.last().copied().unwrap_or(1);
@@ -108,9 +108,12 @@ impl Calibrated {
     }
 }
 
-/// The numbers of a vector.
-fn vector(name: &str) -> Content {
-    if name.contains("norm") {
+/// The numbers of a vector of length `len`.
+fn vector(name: &str, len: usize) -> Content {
+    if name.contains("ffn_gate_inp") {
+        // Factors of the router's input, which is also divided by the root.
+        Content::Constant((len as f32).sqrt())
+    } else if ["norm", "scale", "rope_f"].iter().any(|part| name.contains(part)) {
         Content::Constant(1.0)
     } else if name.contains("attn_sinks") {
         Content::Constant(0.0)

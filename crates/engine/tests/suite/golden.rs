@@ -147,6 +147,10 @@ fn fused(mut file: GgufBuilder, kinds: &[&str]) -> Option<GgufBuilder> {
         let Some((layer, kind)) = name.split_once(".attn_k.").filter(|(_, kind)| kinds.contains(kind)) else {
             continue;
         };
+        // Some layers' values are their keys.
+        if !file.names().contains(&format!("{layer}.attn_v.{kind}")) {
+            continue;
+        }
         let parts = ["q", "k", "v"].map(|part| file.take(&format!("{layer}.attn_{part}.{kind}")).unwrap());
         assert!(parts.iter().all(|part| part.tensor_type == parts[0].tensor_type));
         let mut dims = parts[0].dims.clone();

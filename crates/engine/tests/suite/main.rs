@@ -34,6 +34,7 @@ mod gguf_settings;
 mod gguf_split;
 mod golden;
 mod grammar;
+mod layer_settings;
 mod memory_conversations;
 mod memory_crowd;
 mod memory_grammars;

@@ -19,6 +19,7 @@ const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen3_5", None),
     ("mistral4", None),
     ("gemma4", None),
+    ("cohere2_moe", None),
     ("lfm2_moe", None),
     ("step3p5", None),
     ("mimo_v2_flash", None),
