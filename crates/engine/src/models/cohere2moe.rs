@@ -15,7 +15,7 @@ use crate::format::{Format, Key};
 pub const ARCH: Arch = Arch {
     gguf: "cohere2moe",
     name: "Command A+",
-    models: "Command A+ (218B-A25B), North-Mini-Code (30B-A3B)",
+    models: "Command A+, North-Mini-Code",
     mlx: false,
     reference: Reference::Transformers,
     hugging_face: &["Cohere2MoeForCausalLM", "cohere2_moe"],

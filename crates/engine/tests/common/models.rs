@@ -86,8 +86,18 @@ pub const MIXTURES: &[&str] = &[
     "laguna",
     "llama4",
 ];
-pub const DENSE: &[&str] =
-    &["qwen2", "qwen3", "llama", "llama3", "qwen3_5", "ministral3", "mistral", "gemma4_dense", "gemma3"];
+pub const DENSE: &[&str] = &[
+    "qwen2",
+    "qwen3",
+    "llama",
+    "llama3",
+    "qwen3_5",
+    "ministral3",
+    "mistral",
+    "gemma4_dense",
+    "gemma3",
+    "granite",
+];
 
 /// Families whose GGUF files lack settings, so that their logits are others than those of the folders.
 const LACKING: &[&str] = &["mistral", "llama4"];
