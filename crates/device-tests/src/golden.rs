@@ -37,6 +37,37 @@ pub fn logits_of_the_tiny_models_are_close_by_default<D: TestDevice>() {
     }
 }
 
+/// Single tokens after a prompt use other kernels than the prompt. They go on past the ends of windows and chunks.
+pub fn logits_of_single_tokens_equal_those_of_others<D: TestDevice>() {
+    const PROMPT: usize = 58;
+    for precision in [Precision::Exact, Precision::Fast] {
+        let options = on::<D>(precision);
+        for (model, reference) in tiny_models().into_iter().filter(|(model, _)| model.is_dir()) {
+            let Reference { tokens, logits } = Reference::read(&reference);
+            let engine = Engine::open(&model, &options).unwrap();
+            let vocab = engine.vocab_size();
+            let rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
+            // The reference may be of the last positions only.
+            let first = tokens.len() - rows.len();
+            let start = PROMPT.max(first).min(tokens.len() - 1);
+            let mut session = engine.session();
+            session.extend(&tokens[..start]).unwrap();
+            let steps = start..tokens.len().min(start + at_most::<D>(64, 10));
+            let mut error = |position: usize| {
+                session.push(tokens[position]).unwrap();
+                relative_error(session.logits(), rows[position - first])
+            };
+            let errors: Vec<f64> = steps.map(&mut error).collect();
+            let tolerance = if precision == Precision::Exact { 1e-3 } else { 1e-2 };
+            let close = errors.iter().filter(|&&error| error < tolerance).count();
+            println!("{}, {precision:?}: {close} of {} within {tolerance}", model.display(), errors.len());
+            // After rounding, routers sometimes choose another expert.
+            let least = if precision == Precision::Exact { errors.len() } else { errors.len() * 3 / 4 };
+            assert!(close >= least, "{}, {precision:?}: {errors:?}", model.display());
+        }
+    }
+}
+
 pub fn logits_of_the_demo_model_equal_those_of_transformers<D: TestDevice>() {
     let reference = Reference::read(DEMO_LOGITS);
     for (precision, tolerance) in [(Precision::Exact, 1e-3), (Precision::Fast, 1e-2)] {

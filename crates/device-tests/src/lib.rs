@@ -49,6 +49,7 @@ macro_rules! golden {
             exact_logits_of_the_tiny_models_equal_those_of_others
             logits_of_quantised_folders_equal_those_of_others
             logits_of_the_tiny_models_are_close_by_default
+            logits_of_single_tokens_equal_those_of_others
             logits_of_the_demo_model_equal_those_of_transformers
             logits_of_trained_models_equal_the_processors
             greedy_text_is_the_processors_until_two_tokens_are_as_likely
