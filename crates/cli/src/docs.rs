@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::builder::PossibleValue;
 use clap::{Arg, Args, Command, Subcommand};
+use forebay_engine::internals::models::{ARCHS, Reference};
 
 use crate::output::print;
 
@@ -14,6 +15,7 @@ use crate::output::print;
 #[command(after_help = "\
 Examples:
   forebay docs markdown > docs/cli.md
+  forebay docs families
   forebay docs man ~/.local/share/man/man1")]
 pub struct DocsArgs {
     #[command(subcommand)]
@@ -24,6 +26,8 @@ pub struct DocsArgs {
 enum Format {
     /// Print one page of Markdown
     Markdown,
+    /// Print the table of model families, as in docs/models.md
+    Families,
     /// Write a man page for each command
     Man {
         /// Folder for the man pages; it is created if needed
@@ -38,6 +42,7 @@ pub fn run(args: &DocsArgs, mut program: Command) -> Result<ExitCode> {
             program.build();
             print(&page(&program))?;
         }
+        Format::Families => print(&families())?,
         Format::Man { folder } => {
             std::fs::create_dir_all(folder)
                 .and_then(|()| clap_mangen::generate_to(program, folder))
@@ -45,6 +50,23 @@ pub fn run(args: &DocsArgs, mut program: Command) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The table of the model families.
+fn families() -> String {
+    let mut text = String::from(
+        "| family | models | `general.architecture` in GGUF | MLX | logits compared with |\n|---|---|---|---|---|\n",
+    );
+    for arch in ARCHS {
+        let mlx = if arch.mlx { "yes" } else { "no" };
+        let reference = match arch.reference {
+            Reference::Transformers => "transformers",
+            Reference::Formulas => "own reference, llama.cpp",
+        };
+        let (name, models, gguf) = (arch.name, arch.models, arch.gguf);
+        text.push_str(&format!("| {name} | {models} | `{gguf}` | {mlx} | {reference} |\n"));
+    }
+    text
 }
 
 /// All commands on one page.

@@ -14,6 +14,17 @@ fn the_page_of_commands_is_up_to_date() {
     assert!(page == call(&["docs", "markdown"]).success(), "{RENEW}");
 }
 
+/// The README and the book have the table of families that the registry gives.
+#[test]
+fn the_tables_of_families_are_up_to_date() {
+    let table = call(&["docs", "families"]).success();
+    assert!(table.lines().count() > 30, "{table}");
+    for page in ["README.md", "docs/models.md"] {
+        let text = std::fs::read_to_string(repository(page)).unwrap();
+        assert!(text.contains(&table), "{page} lacks the table that `forebay docs families` prints");
+    }
+}
+
 #[test]
 fn every_command_has_a_man_page() {
     let folder = tempfile::tempdir().unwrap();

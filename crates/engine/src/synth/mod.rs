@@ -3,6 +3,7 @@
 mod families;
 mod layout;
 mod noise;
+mod settings;
 mod types;
 mod vocabulary;
 mod writer;
@@ -11,14 +12,15 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-pub use families::{Change, FAMILIES, Family};
+pub use families::{FAMILIES, Family};
+pub use settings::Change;
 pub use types::Types;
 pub use vocabulary::FEWEST_TOKENS;
 
 pub(crate) use noise::gaussian;
 
-use self::families::Settings;
 use self::layout::Layout;
+use self::settings::Settings;
 use crate::blocks::Cancel;
 use crate::error::{Error, Result};
 use crate::format::{DType, Metadata, Value, gguf};
