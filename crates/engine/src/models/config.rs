@@ -101,7 +101,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If it is missing, not an integer, zero or too large.
     pub fn count(&self, key: Key) -> Result<usize> {
-        self.optional_count(key)?.ok_or_else(|| self.error(key, "is missing"))
+        self.optional_count(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// An optional positive integer.
@@ -122,7 +122,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// If it is missing, or not a positive finite number.
     pub fn float(&self, key: Key) -> Result<f32> {
-        self.optional_float(key)?.ok_or_else(|| self.error(key, "is missing"))
+        self.optional_float(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// An optional positive float.
@@ -460,6 +460,14 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// The error for a setting that is missing, or whose list has no value for the layer.
+    pub fn missing(&self, key: Key) -> Error {
+        match (self.layer, self.setting(key)) {
+            (Some((layer, _)), Some(_)) => self.error(key, &format!("has no value for layer {layer}")),
+            _ => self.error(key, "is missing"),
+        }
+    }
+
     /// An error about a setting.
     pub fn error(&self, key: Key, problem: &str) -> Error {
         Error::format(&self.file.settings_path(), format!("{} {problem}", self.name(key)))
@@ -487,12 +495,14 @@ impl<'a> Config<'a> {
 
     /// A setting as the file has it, which may be a list with a number for each layer, and its whole name.
     fn setting(&self, key: Key) -> Option<(String, &'a Value)> {
+        let names = self.names(key);
+        self.read.borrow_mut().extend(names.iter().cloned());
         // A family that reads what one kind of layers has also reads what the other has, if there are such layers.
-        for kind in [LayerKind::Full, LayerKind::Windowed] {
-            let layer = self.layer.map(|(layer, _)| (layer, kind));
-            self.read.borrow_mut().extend(self.names(key, layer));
+        if let Some((layer, kind)) = self.layer {
+            let other = if kind == LayerKind::Full { LayerKind::Windowed } else { LayerKind::Full };
+            self.read.borrow_mut().extend(self.own_names(key, layer, other));
         }
-        self.names(key, self.layer)
+        names
             .into_iter()
             .find_map(|name| {
                 let whole = match self.format() {
@@ -512,20 +522,8 @@ impl<'a> Config<'a> {
     }
 
     /// The names that a setting may have, without the architecture. Those of the layer or its kind come first.
-    fn names(&self, key: Key, layer: Option<(usize, LayerKind)>) -> Vec<Cow<'static, str>> {
-        let own = layer.map_or_else(Vec::new, |(layer, kind)| match (self.format(), kind) {
-            (Format::Gguf, LayerKind::Full) => Vec::new(),
-            (Format::Gguf, LayerKind::Windowed) => vec![format!("{}_swa", key.gguf)],
-            (Format::HuggingFace | Format::Mlx, _) => {
-                // A list with nulls is stored number by number.
-                let names =
-                    |name: &&str| [format!("per_layer_config.{layer}.{name}"), format!("{name}.{layer}")];
-                let of_kind = |name: &&str| kind.setting(name);
-                let all = key.hugging_face.iter();
-                all.flat_map(|name| names(name).into_iter().chain(of_kind(name))).collect()
-            }
-        });
-        let of_window = matches!(layer, Some((_, LayerKind::Windowed)));
+    fn names(&self, key: Key) -> Vec<Cow<'static, str>> {
+        let of_window = matches!(self.layer, Some((_, LayerKind::Windowed)));
         let general: &[&'static str] = match self.format() {
             Format::Gguf if key.gguf.is_empty() => return Vec::new(),
             // The scaling of the rotation is that of layers without a window.
@@ -533,7 +531,24 @@ impl<'a> Config<'a> {
             Format::Gguf => &[key.gguf],
             Format::HuggingFace | Format::Mlx => key.hugging_face,
         };
-        own.into_iter().map(Cow::Owned).chain(general.iter().map(|&name| Cow::Borrowed(name))).collect()
+        let own = self.layer.map_or_else(Vec::new, |(layer, kind)| self.own_names(key, layer, kind));
+        own.into_iter().chain(general.iter().map(|&name| Cow::Borrowed(name))).collect()
+    }
+
+    /// The names of a setting of one layer or of its kind.
+    fn own_names(&self, key: Key, layer: usize, kind: LayerKind) -> Vec<Cow<'static, str>> {
+        let names: Vec<String> = match (self.format(), kind) {
+            (Format::Gguf, LayerKind::Full) => Vec::new(),
+            (Format::Gguf, LayerKind::Windowed) => vec![format!("{}_swa", key.gguf)],
+            (Format::HuggingFace | Format::Mlx, _) => {
+                // A list with nulls is stored number by number.
+                let of_layer =
+                    |name: &str| [format!("per_layer_config.{layer}.{name}"), format!("{name}.{layer}")];
+                let own = |name: &&str| of_layer(name).into_iter().chain(kind.setting(name));
+                key.hugging_face.iter().flat_map(own).collect()
+            }
+        };
+        names.into_iter().map(Cow::Owned).collect()
     }
 }
 
@@ -685,5 +700,65 @@ mod tests {
         );
         let scaling = Config::new(&file).rope_scaling().unwrap();
         assert!(matches!(scaling, RopeScaling::Yarn(Yarn { original: 4096.0, .. })), "{scaling:?}");
+    }
+
+    #[test]
+    fn a_layer_has_settings_of_its_own_and_of_its_kind() {
+        let temporary = tempfile::tempdir().unwrap();
+        let file = folder(
+            temporary.path(),
+            &serde_json::json!({
+                "num_attention_heads": 8,
+                "per_layer_config": { "1": { "num_attention_heads": 6 } },
+                "num_key_value_heads": [2, 4, 1],
+                "swiglu_limits": [null, 0.5, 0.0],
+                "rope_theta": 1e6,
+                "rope_parameters": {
+                    "full_attention": { "rope_theta": 3e6, "rope_type": "linear", "factor": 4.0 },
+                    "sliding_attention": { "rope_theta": 2e6, "rope_type": "default" }
+                }
+            }),
+        );
+        let limits = Key { gguf: "", hugging_face: &["swiglu_limits"] };
+        let config = Config::new(&file);
+        assert_eq!(config.float(keys::ROPE_BASE).unwrap(), 1e6);
+        let expected = [
+            (0, LayerKind::Full, 8, 2, None, 3e6, RopeScaling::Linear(4.0)),
+            (1, LayerKind::Windowed, 6, 4, Some(0.5), 2e6, RopeScaling::Plain),
+            (2, LayerKind::Full, 8, 1, None, 3e6, RopeScaling::Linear(4.0)),
+        ];
+        for (layer, kind, heads, kv_heads, limit, base, scaling) in expected {
+            let config = config.of_layer(layer, kind);
+            assert_eq!(config.count(keys::HEADS).unwrap(), heads);
+            assert_eq!(config.count(keys::KV_HEADS).unwrap(), kv_heads);
+            assert_eq!(config.nonzero_float(limits).unwrap(), limit);
+            assert_eq!(config.float(keys::ROPE_BASE).unwrap(), base);
+            assert_eq!(config.rope_scaling().unwrap(), scaling);
+        }
+        let error = config.of_layer(3, LayerKind::Full).count(keys::KV_HEADS).unwrap_err().to_string();
+        assert!(error.contains("num_key_value_heads has no value for layer 3"), "{error}");
+        assert!(config.has_read("rope_parameters.sliding_attention.factor"));
+    }
+
+    #[test]
+    fn gguf_files_scale_the_rotation_of_layers_without_a_window_only() {
+        let mut metadata = crate::format::Metadata::default();
+        let settings = [
+            ("general.architecture", Value::String("x".into())),
+            ("x.rope.freq_base", Value::Float(1e6)),
+            ("x.rope.freq_base_swa", Value::Float(1e4)),
+            ("x.rope.scaling.type", Value::String("linear".into())),
+            ("x.rope.scaling.factor", Value::Float(2.0)),
+        ];
+        settings.into_iter().for_each(|(key, value)| metadata.insert(key.into(), value).unwrap());
+        let file = ModelFile::without_tensors(Path::new("x.gguf"), metadata);
+        let config = Config::new(&file);
+        for (kind, base, scaling) in
+            [(LayerKind::Full, 1e6, RopeScaling::Linear(2.0)), (LayerKind::Windowed, 1e4, RopeScaling::Plain)]
+        {
+            let config = config.of_layer(0, kind);
+            assert_eq!(config.float(keys::ROPE_BASE).unwrap(), base);
+            assert_eq!(config.rope_scaling().unwrap(), scaling);
+        }
     }
 }

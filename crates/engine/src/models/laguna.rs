@@ -41,8 +41,6 @@ const WEIGHS_INPUT: Key = Key { gguf: "", hugging_face: &["moe_apply_router_weig
 const ROUTER_SOFTCAP: Key = Key { gguf: "", hugging_face: &["moe_router_logit_softcapping"] };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
-    // The tensors show which layers are dense.
-    config.optional_counts(DENSE_LAYERS, 0)?;
     config.refuse_true(WEIGHS_INPUT)?;
     config.refuse_false(keys::ROUTER_NORMALISES)?;
     if let Some(bound) = config.nonzero_float(ROUTER_SOFTCAP)? {
@@ -57,11 +55,15 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         ..Mixture::new(router, config.count(keys::EXPERT_INNER)?)
     };
     let dense = Dense::new(config.count(keys::INNER)?);
+    let dense_layers = (0..config.layers()?).take_while(|&l| !b.has(gate.of_layer(l))).count();
+    let listed = config.optional_counts(DENSE_LAYERS, dense_layers)?;
+    if listed.is_some_and(|listed| !listed.into_iter().eq(0..dense_layers)) {
+        return Err(config.error(DENSE_LAYERS, "does not list the layers without a router"));
+    }
     let mut layers = Vec::new();
     for (l, window) in windows(config)?.into_iter().enumerate() {
         let attention = attention(config, b, l, window)?;
-        let feed_forward: FeedForward =
-            if b.has(gate.of_layer(l)) { mixture.clone().into() } else { dense.into() };
+        let feed_forward: FeedForward = if l < dense_layers { dense.into() } else { mixture.clone().into() };
         layers.push(LayerRecipe::new(attention, feed_forward));
     }
     decoder::describe(config, b, &Recipe::new(config, layers)?)

@@ -117,7 +117,7 @@ fn window(config: &Config<'_>, l: usize, rotates: bool) -> Result<Option<Window>
     };
     match length {
         Some(length) => Ok(chunked.then_some(Window::Chunk(length))),
-        None if chunked => Err(config.error(CHUNK, "is missing")),
+        None if chunked => Err(config.missing(CHUNK)),
         None => Ok(None),
     }
 }

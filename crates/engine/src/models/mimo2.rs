@@ -55,13 +55,16 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     let dense = Dense::new(config.count(keys::INNER)?);
     let layers = config.layers()?;
-    // GGUF files and newer folders do not have this setting, but the tensors.
+    // GGUF files and newer folders do not have this setting, but all have the tensors.
     let mixtures = config.optional_bools(keys::MIXTURE_INTERVAL, layers)?;
     let kinds = attention::layer_kinds(config, layers, |l| l > 0 && (l + 1) % 6 != 0)?;
     let layer = |(l, windowed): (usize, bool)| -> Result<LayerRecipe> {
         let attention = attention(config, b, l, windowed)?;
-        let mixes =
-            mixtures.as_ref().map_or_else(|| b.has(Mixture::GATE.of_layer(l)), |mixtures| mixtures[l]);
+        let mixes = b.has(Mixture::GATE.of_layer(l));
+        if mixtures.as_ref().is_some_and(|mixtures| mixtures[l] != mixes) {
+            let problem = format!("does not fit the tensors of layer {l}");
+            return Err(config.error(keys::MIXTURE_INTERVAL, &problem));
+        }
         let feed_forward: FeedForward = if mixes { mixture.clone().into() } else { dense.into() };
         Ok(LayerRecipe::new(attention, feed_forward))
     };

@@ -170,8 +170,8 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::families::FAMILIES;
     use crate::models::{self, ARCHS};
+    use crate::synth::families::FAMILIES;
 
     #[test]
     fn every_family_of_the_registry_has_a_shape() {

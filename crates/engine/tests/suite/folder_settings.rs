@@ -1,8 +1,11 @@
 //! Settings of `config.json` that change the arithmetic in some family are computed or refused by name in all of them.
 
-use forebay_engine::Precision;
+use std::path::Path;
+
 use forebay_engine::internals::format::{ModelFile, Value, folder};
-use forebay_engine::internals::models::describe;
+use forebay_engine::internals::models::{Blueprint, describe};
+use forebay_engine::{Error, Precision};
+use forebay_testing::assert_same_bits;
 use serde_json::{Map, Value as Json, json};
 
 use crate::common::folder_builder::Folder;
@@ -57,7 +60,7 @@ fn settings() -> Vec<(&'static str, Json)> {
 }
 
 /// Settings that have no effect in these families, each with a reason.
-const WITHOUT_EFFECT: [(&str, &str, &str); 13] = [
+const WITHOUT_EFFECT: [(&str, &str, &str); 11] = [
     ("glm4moe", "topk_group", "experts are not in groups"),
     ("dots1", "topk_group", "experts are not in groups"),
     ("bailingmoe", "n_group", "a token uses all groups"),
@@ -73,8 +76,6 @@ const WITHOUT_EFFECT: [(&str, &str, &str); 13] = [
         "rope_parameters.sliding_attention.rope_theta",
         "another name of this setting precedes it",
     ),
-    ("mimo_v2_flash", "moe_layer_freq", "the tensors tell which layers have experts"),
-    ("laguna", "mlp_only_layers", "the tensors tell which layers have experts"),
     ("smallthinker", "hidden_act", "the experts always have ReLU"),
     ("llama4", "attn_temperature_tuning", "it is true in the file, too"),
     ("llama4", "no_rope_layers", "it is the same in the file"),
@@ -105,11 +106,7 @@ fn settings_of_other_families_are_computed_or_refused_by_name() {
         let expected = logits(&path, &options(Precision::Exact), &tokens);
         for (name, value) in settings() {
             let mut folder = folder.clone();
-            let text = match folder.config.contains_key("text_config") {
-                true => folder.config["text_config"].as_object_mut().unwrap(),
-                false => &mut folder.config,
-            };
-            set(text, name, value);
+            set(text(&mut folder), name, value);
             file.metadata = folder::config_metadata(&path, folder.config.clone()).unwrap();
             let acts = match describe(&file) {
                 Err(error) => error.to_string().contains(name),
@@ -144,5 +141,102 @@ fn a_setting_whose_default_depends_on_the_family_may_not_be_missing() {
         file.metadata = folder::config_metadata(&path, folder.config).unwrap();
         let error = describe(&file).err().map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(error.contains(&format!("{name} is missing")), missing, "{family}: {error}");
+    }
+}
+
+#[test]
+fn settings_that_no_published_model_has_are_refused_by_name() {
+    for (family, name, value) in [
+        ("step3p5", "yarn_only_types", json!(["sliding_attention"])),
+        ("step3p5", "norm_expert_weight", json!(false)),
+        ("step3p5", "moe_every_n_layer", json!(2)),
+        ("mimo_v2_flash", "swa_num_attention_heads", json!(2)),
+        ("mimo_v2_flash", "swa_head_dim", json!(32)),
+        ("mimo_v2_flash", "swa_v_head_dim", json!(32)),
+        ("mimo_v2_flash", "attention_chunk_size", json!(64)),
+        ("laguna", "moe_router_logit_softcapping", json!(30.0)),
+        ("laguna", "moe_apply_router_weight_on_input", json!(true)),
+        ("laguna", "mlp_only_layers", json!([1, 0])),
+        ("llama4", "num_experts_per_tok", json!(2)),
+    ] {
+        let error = describe_with(family, &|config| drop(config.insert(name.into(), value.clone())));
+        let error = error.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(name), "{family}, {name}: {error}");
+    }
+}
+
+/// Transformers reads published settings and saves others.
+#[test]
+fn settings_of_transformers_mean_the_same_as_published_ones() {
+    let rope = |base: f64, share: f64| json!({ "rope_type": "default", "rope_theta": base, "partial_rotary_factor": share });
+    assert_same("step3p5", &|config| {
+        let mut full = rope(50_000.0, 0.5);
+        full.as_object_mut().unwrap().extend(config["rope_scaling"].as_object().unwrap().clone());
+        for name in ["rope_scaling", "rope_theta", "partial_rotary_factors", "yarn_only_types"] {
+            config.remove(name).unwrap();
+        }
+        let groups = json!({ "full_attention": full, "sliding_attention": rope(10_000.0, 1.0) });
+        config.insert("rope_parameters".into(), groups);
+        for (published, saved) in [
+            ("num_attention_groups", "num_key_value_heads"),
+            ("moe_num_experts", "n_routed_experts"),
+            ("moe_top_k", "num_experts_per_tok"),
+        ] {
+            let value = config.remove(published).unwrap();
+            config.insert(saved.into(), value);
+        }
+        let windowed = config.remove("attention_other_setting").unwrap();
+        let own = json!({ "num_attention_heads": windowed["num_attention_heads"] });
+        config.insert("per_layer_config".into(), json!({ "1": own, "3": own }));
+        config.remove("moe_layers_enum").unwrap();
+    });
+    assert_same("mimo_v2_flash", &|config| {
+        let groups = json!({ "full_attention": rope(5e6, 0.334), "sliding_attention": rope(1e4, 0.334) });
+        config.insert("rope_parameters".into(), groups);
+        for name in ["rope_theta", "swa_rope_theta", "partial_rotary_factor", "swa_num_key_value_heads"] {
+            config.remove(name).unwrap();
+        }
+        config.remove("hybrid_layer_pattern").unwrap();
+        config.remove("moe_layer_freq").unwrap();
+    });
+    // Those that transformers saves, removed.
+    assert_same("mimo_v2_flash", &|config| {
+        config.remove("layer_types").unwrap();
+        config.remove("mlp_layer_types").unwrap();
+    });
+    assert_same("llama4", &|config| {
+        config.remove("layer_types").unwrap();
+        config.remove("moe_layers").unwrap();
+        config.insert("no_rope_layers".into(), json!([]));
+        config.insert("attn_temperature_tuning".into(), json!(4));
+    });
+}
+
+/// The description of a family's tiny model after a change of its settings.
+fn describe_with(family: &str, change: &dyn Fn(&mut Map<String, Json>)) -> Result<Blueprint, Error> {
+    let [_, path] = containers(family);
+    let (mut folder, mut file) = (Folder::read(&path), ModelFile::open(&path).unwrap());
+    change(text(&mut folder));
+    file.metadata = folder::config_metadata(&path, folder.config).unwrap();
+    describe(&file)
+}
+
+/// Asserts that a change of a folder's settings changes nothing.
+fn assert_same(family: &str, change: &dyn Fn(&mut Map<String, Json>)) {
+    let [_, path] = containers(family);
+    let mut folder = Folder::read(&path);
+    change(text(&mut folder));
+    let temporary = tempfile::tempdir().unwrap();
+    folder.write(temporary.path());
+    let tokens = random_tokens(48, 512, 1);
+    let run = |path: &Path| logits(path, &options(Precision::Exact), &tokens);
+    assert_same_bits(&run(temporary.path()), &run(&path), family);
+}
+
+/// The settings of a folder's text model.
+fn text(folder: &mut Folder) -> &mut Map<String, Json> {
+    match folder.config.contains_key("text_config") {
+        true => folder.config["text_config"].as_object_mut().unwrap(),
+        false => &mut folder.config,
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay_engine::Precision;
 use forebay_testing::assert_same_bits;
 
-use crate::common::folder_builder::Folder;
+use crate::common::folder_builder::{Folder, Tensor};
 use crate::common::models::{containers, logits, options, random_tokens};
 
 #[test]
@@ -52,6 +52,69 @@ fn bailingmoe_of_both_versions() {
         folder.config.insert("norm_head".to_owned(), true.into());
         assert_bits_of_the_folder(&folder, family);
     }
+}
+
+/// The experts are stacked in both kinds of folders, and MLX's norms are not zero-centred.
+#[test]
+fn step3p5() {
+    let mut folder = Folder::read(&containers("step3p5")[1]);
+    folder.rename(|name| {
+        let router =
+            name.replace(".moe.gate.", ".mlp.gate.gate.").replace(".moe.router_", ".mlp.gate.router_");
+        router.replace(".moe.", ".mlp.switch_mlp.").replace(".share_expert.", ".mlp.share_expert.")
+    });
+    for norm in folder.tensors.iter_mut().filter(|t| t.name.ends_with("norm.weight")) {
+        let weights =
+            norm.data.chunks_exact(2).map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])));
+        norm.data = weights.flat_map(|weight| (weight + 1.0).to_le_bytes()).collect();
+        norm.dtype = "F32".to_owned();
+    }
+    assert_bits_of_the_folder(&folder, "step3p5");
+}
+
+#[test]
+fn mimo_v2_flash() {
+    let mut folder = Folder::read(&containers("mimo_v2_flash")[1]);
+    stack_experts(&mut folder, "mlp", ["gate_proj", "up_proj", "down_proj"]);
+    assert_bits_of_the_folder(&folder, "mimo_v2_flash");
+}
+
+#[test]
+fn laguna() {
+    let mut folder = Folder::read(&containers("laguna")[1]);
+    stack_experts(&mut folder, "mlp", ["gate_proj", "up_proj", "down_proj"]);
+    folder.rename(|name| {
+        name.replace("mlp.gate.weight", "mlp.gate.proj.weight")
+            .replace("mlp.experts.e_score", "mlp.gate.e_score")
+    });
+    assert_bits_of_the_folder(&folder, "laguna");
+}
+
+#[test]
+fn llama4() {
+    let mut folder = Folder::read(&containers("llama4")[1]);
+    let both = folder.tensors.iter().filter_map(|t| t.name.strip_suffix(".gate_up_proj"));
+    for module in both.map(str::to_owned).collect::<Vec<_>>() {
+        let both = transposed(folder.take(&format!("{module}.gate_up_proj")));
+        let half = both.data.len() / both.shape[0] / 2;
+        let [experts, rows, columns] = both.shape[..] else { panic!("{:?}", both.shape) };
+        for (part, first) in [("gate", 0), ("up", 1)] {
+            let data = both.data.chunks_exact(half).skip(first).step_by(2).flatten().copied().collect();
+            folder.add(format!("{module}.{part}_proj.weight"), "BF16", &[experts, rows / 2, columns], data);
+        }
+        let down = transposed(folder.take(&format!("{module}.down_proj")));
+        folder.add(format!("{module}.down_proj.weight"), "BF16", &down.shape, down.data);
+    }
+    assert_bits_of_the_folder(&folder, "llama4");
+}
+
+/// A tensor of matrices in BF16, each transposed.
+fn transposed(tensor: Tensor) -> Tensor {
+    let [count, rows, columns] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };
+    let at = |matrix: usize, i: usize| 2 * ((matrix * rows + i % rows) * columns + i / rows);
+    let places = (0..count).flat_map(|matrix| (0..rows * columns).map(move |i| at(matrix, i)));
+    let data = places.flat_map(|at| &tensor.data[at..at + 2]).copied().collect();
+    Tensor { data, shape: vec![count, columns, rows], ..tensor }
 }
 
 /// Replaces the tensors of single experts, which have these names of gate, up and down, by one tensor for each of them.
