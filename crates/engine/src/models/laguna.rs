@@ -69,10 +69,12 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     decoder::describe(config, b, &Recipe::new(config, layers)?)
 }
 
-/// The window of each layer. If a GGUF file has one, all but every fourth layer have it, from the second on.
+/// The window of each layer. If a GGUF file has one, all but every fourth layer have it, or all but those at another
+/// distance, from the second layer on.
 fn windows(config: &Config<'_>) -> Result<Vec<Option<Window>>> {
     let has_window = config.format() == Format::Gguf && config.number(keys::WINDOW)? > 0;
-    attention::windows(config, config.layers()?, |l| has_window && l % 4 != 0)
+    let period = attention::window_period(config, 4)?;
+    attention::windows(config, config.layers()?, |l| has_window && l % period != 0)
 }
 
 /// The attention of layer `l`.
