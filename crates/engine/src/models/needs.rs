@@ -85,7 +85,10 @@ mod tests {
             for need in &needs {
                 let tensor =
                     file.tensor(&need.name).unwrap_or_else(|| panic!("{}: {need:?}", path.display()));
-                assert_eq!(tensor.shape, need.shape, "{}: {need:?}", path.display());
+                // Only the tensor tells whether a gate has a number for each head or for each channel.
+                let gate = need.name.ends_with(".attn_gate.weight");
+                let wider = gate && tensor.shape[0].is_multiple_of(need.shape[0]);
+                assert!(tensor.shape == need.shape || wider, "{}: {need:?}", path.display());
                 let norm = need.name.contains("norm");
                 assert!(!norm || need.kind == NeedKind::Vector, "{need:?}");
                 assert!(!need.name.contains("_exps.weight") || need.kind == NeedKind::Matrix, "{need:?}");
