@@ -121,12 +121,7 @@ fn router(config: &Config<'_>) -> Result<Router> {
             Some(other) => return Err(config.unsupported(SCORES, other)),
         },
     };
-    let (scores, normalise) = match softmax {
-        true => (Scores::Softmax, true),
-        false => {
-            let by_default = config.format() != Format::Gguf;
-            (Scores::Sigmoid, config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(by_default))
-        }
-    };
-    Ok(Router { scores, ..feed_forward::softmax_router(config, normalise)? })
+    let normalise = config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(config.format() != Format::Gguf);
+    let scores = if softmax { Scores::Softmax } else { Scores::Sigmoid };
+    Ok(Router { scores, ..feed_forward::softmax_router(config, softmax || normalise)? })
 }

@@ -83,12 +83,16 @@ fn short_divisors_are_read_from_settings_or_from_a_tensor() {
     let path = temporary.path().join("model.gguf");
     let bytes = |divisors: [f32; 8]| divisors.map(f32::to_le_bytes).concat();
     let file = GgufBuilder::copy_of(&data("golden/phimoe.gguf"))
-        .without("phimoe.rope.scaling.original_context_length")
-        .u32("phimoe.rope.scaling.original_context_length", 128)
         .f32("phimoe.rope.scaling.attn_factor", 1.19)
         .tensor_of("rope_factors_short.weight", tensor_type::F32, &[8], bytes(short))
         .tensor_of("rope_factors_long.weight", tensor_type::F32, &[8], bytes([12.0; 8]));
-    std::fs::write(&path, file.build()).unwrap();
+    // The original context of the copied model is as long as the whole one.
+    let mut file = file.build();
+    let key = b"phimoe.rope.scaling.original_context_length";
+    let value = file.windows(key.len()).position(|bytes| bytes == key).unwrap() + key.len() + 4;
+    assert_eq!(file[value..][..4], 256u32.to_le_bytes());
+    file[value..][..4].copy_from_slice(&128u32.to_le_bytes());
+    std::fs::write(&path, file).unwrap();
     // The frequencies are divided in f64 in one container, and in f32 in the other.
     let ours = logits(&path, &options(Precision::Exact), &tokens);
     assert!(forebay_testing::relative_error(&ours, &folder) < 1e-5);

@@ -191,7 +191,7 @@ fn unknown_rotary_scaling_is_refused_by_name() {
     let opens = |file: &GgufBuilder| open_with(&file.build(), &options()).is_ok();
     let scaled = tiny_model(HIDDEN).f32("qwen3moe.rope.scaling.factor", 4.0);
     let typed = |name: &str| scaled.clone().str("qwen3moe.rope.scaling.type", name);
-    assert_says(&unsupported(&typed("longrope")), &["qwen3moe.rope.scaling.type", "longrope"]);
+    assert_says(&unsupported(&typed("ntk")), &["qwen3moe.rope.scaling.type", "ntk"]);
     assert!(opens(&scaled) && ["none", "linear", "yarn"].iter().all(|name| opens(&typed(name))));
     let mixed = typed("yarn").f32("qwen3moe.rope.scaling.yarn_ext_factor", 0.5);
     assert_says(&unsupported(&mixed), &["yarn_ext_factor", "0.5"]);
