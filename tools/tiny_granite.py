@@ -18,7 +18,7 @@ import numpy as np
 
 GOLDEN = Path(__file__).parent.parent / "crates/engine/tests/data/golden"
 # The usual factor of scores is a quarter, because heads have 16 channels.
-EMBEDDING, SCORES, RESIDUAL, LOGITS = 4.0, 0.5, 0.5, 8.0
+EMBEDDING, SCORES, RESIDUAL, LOGITS = 4.0, 0.5, 0.5, 16.0
 # What the weights are multiplied by, by the ends of their names.
 FACTORS = {
     ("token_embd.weight", "embed_tokens.weight"): 1 / EMBEDDING,

@@ -55,7 +55,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let router = Router {
         scale: config.router_scale()?,
         normalise: config.optional_bool(keys::ROUTER_NORMALISES)?.unwrap_or(true),
-        // Only transformers adds it.
+        // llama.cpp does not add this.
         epsilon: 1e-6,
         ..feed_forward::sigmoid_router(config)?
     };

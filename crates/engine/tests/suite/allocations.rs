@@ -35,7 +35,7 @@ fn choosing_a_token_allocates_nothing_after_the_first_ones() {
 /// With one thread, all work is the caller's, whose allocations are counted. Other threads would run the same loops.
 #[test]
 fn computing_a_token_allocates_only_pages_of_the_kv_cache() {
-    for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3"] {
+    for model in ["qwen3moe", "qwen3next", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe"] {
         let path = golden(&format!("{model}.gguf"));
         let options = Options::default().threads(1);
         let engine = Engine::open(&path, &options).unwrap();

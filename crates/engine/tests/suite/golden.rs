@@ -117,7 +117,7 @@ fn queries_keys_and_values_in_one_tensor_give_the_bits_of_those_in_three() {
         }
         families += 1;
     }
-    assert_eq!(families, MIXTURES.len() + DENSE.len() - 3);
+    assert_eq!(families, MIXTURES.len() + DENSE.len() - 4);
 }
 
 /// Mistral-Large-3's files have the architecture of DeepSeek-V2, a router like Mistral-Small-4's and its temperature.

@@ -107,7 +107,7 @@ fn conversations_share_their_system_prompt() {
             .collect();
         assert_eq!(crowd.prefix_meters().entries, 4, "{family}: all are kept");
         // Layers that can be rewound only to marks have a mark at the common beginning after the second prompt.
-        let second = if matches!(family, "qwen35moe" | "gpt_oss") { reused[1] } else { 200 };
+        let second = if matches!(family, "qwen35moe" | "gpt_oss" | "lfm2_moe") { reused[1] } else { 200 };
         assert_eq!(reused, [0, second, 200, 200], "{family}");
         if family == "qwen3moe" {
             let [one, all] = [1, 4].map(|n| n * 300 * engine.traffic().position);
