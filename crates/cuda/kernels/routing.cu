@@ -4,6 +4,9 @@
 
 #define MOST_CHOSEN 64
 
+// How logits become scores. The order is that of `choose` in choice.rs.
+enum Scores { SOFTMAX, SIGMOIDS, SPARSE_MIXER };
+
 struct RouteArgs {
     const float* logits;     // [rows, experts]
     const float* correction; // [experts], or null
@@ -12,7 +15,8 @@ struct RouteArgs {
     float* weights;          // [rows, top_k]
     u32* told;               // [rows, 1 + 2 * top_k] the same again, in RAM, or null
     u32 count, top_k;
-    u32 sigmoid;    // whether scores are sigmoids instead of a softmax
+    u32 scores;
+    float tolerance; // of a sparse mixer
     u32 groups;     // 0 if experts are not in groups
     u32 used;       // groups that are chosen
     u32 best_two;   // whether a group is valued by its two best experts instead of one
@@ -49,6 +53,19 @@ template <class Take> __device__ inline void pick_largest(u32* numbers, u32 coun
     }
 }
 
+// The weight of an expert that a sparse mixer chooses: its softmax among the experts that are about as good and were not
+// chosen before it, which are the numbers that are not 0. All lanes get it.
+__device__ inline float mixed(const RouteArgs& a, const float* logits, const u32* numbers, u32 expert) {
+    float best = logits[expert], sum = 0;
+    for (u32 i = threadIdx.x % WARP; i < a.count; i += WARP) {
+        float logit = logits[i];
+        // Of two zeros, the distance is not a number, so the comparison must not be turned round.
+        bool is_worse = (best - logit) / fmaxf(fabsf(logit), best) > a.tolerance;
+        if (numbers[i] && !is_worse) sum += expf(logit - best);
+    }
+    return 1 / warp_sum(sum);
+}
+
 // One warp makes the choice for a row. Shared memory holds the scores, the values that they are chosen by, the values
 // of groups and which are chosen, and the experts.
 __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
@@ -62,9 +79,9 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
 
     // Until the warp synchronises, lanes read only what they wrote themselves.
     for (u32 i = lane; i < a.count; i += WARP) score[i] = logits[i];
-    if (a.sigmoid) {
+    if (a.scores == SIGMOIDS) {
         for (u32 i = lane; i < a.count; i += WARP) score[i] = sigmoid(score[i]);
-    } else {
+    } else if (a.scores == SOFTMAX) {
         float max = -INFINITE, sum = 0;
         for (u32 i = lane; i < a.count; i += WARP) max = fmaxf(max, score[i]);
         max = warp_max(max);
@@ -102,7 +119,13 @@ __device__ inline void choose(const RouteArgs& a, u64 row, float* shared) {
 
     float sum = 0;
     pick_largest(numbers, a.count, a.top_k, [&](u32 k, u32 expert) {
-        sum += score[expert];
+        float weight = score[expert];
+        if (a.scores == SPARSE_MIXER) {
+            weight = mixed(a, score, numbers, expert);
+            // Later choices do not need the logit.
+            if (expert % WARP == lane) score[expert] = weight;
+        }
+        sum += weight;
         if (lane == 0) chosen[k] = expert;
     });
     __syncwarp();

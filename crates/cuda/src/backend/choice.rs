@@ -176,7 +176,11 @@ impl CudaBackend {
         let args = args.at(self.optional(weights.factors));
         let args = args.at(lists.experts).at(lists.weights).at(reported);
         let args = args.int(router.experts).int(router.top_k);
-        let args = args.flag(router.scores == Scores::Sigmoid);
+        let args = match router.scores {
+            Scores::Softmax => args.int(0).float(0.0),
+            Scores::Sigmoid => args.int(1).float(0.0),
+            Scores::SparseMixer { tolerance } => args.int(2).float(tolerance),
+        };
         let args = args.int(groups.map_or(0, |g| g.count)).int(groups.map_or(0, |g| g.used));
         let args = args.flag(groups.is_some_and(|g| g.score == GroupScore::BestTwo));
         let args = args.flag(router.normalise).float(router.epsilon).float(router.scale).int(turn as usize);

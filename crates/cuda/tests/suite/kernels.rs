@@ -437,6 +437,19 @@ fn routers_choose_what_the_processor_chooses() {
         (softmax(40, 40), DType::F16, 32, &[2, 64]),
         (sigmoid(72, 6, groups(9, 4, GroupScore::BestTwo)), DType::F32, 96, &[1, 7, 70]),
         (sigmoid(36, 5, groups(3, 1, GroupScore::Best)), DType::F32, 4384, &[1, 6]),
+        // Logits are far apart, so the tolerance is large.
+        (
+            Router { scores: Scores::SparseMixer { tolerance: 1.5 }, ..softmax(40, 2) },
+            DType::F32,
+            64,
+            &[1, 6, 70],
+        ),
+        (
+            Router { scores: Scores::SparseMixer { tolerance: 0.4 }, normalise: false, ..softmax(16, 3) },
+            DType::F32,
+            64,
+            &[1, 6, 70],
+        ),
         // With factors of experts; alone, and for the only expert.
         (Router { epsilon: 0.25, ..sigmoid(24, 4, None) }, DType::F32, 64, &[1, 6, 70]),
         (softmax(16, 1), DType::F32, 64, &[1, 6, 70]),

@@ -121,7 +121,8 @@ fn mixed(executor: &mut dyn ExpertExecutor, case: &Case, rows: usize) -> Vec<f32
         router: &router,
         weights,
         next: None,
-        input,
+        // What is ready is not computed again from what predictions read.
+        input: if case.early { x } else { input },
         logits,
         ready: case.early,
         experts: Experts {

@@ -117,8 +117,12 @@ fn every_order_of_sums_norms_and_products_is_computed() {
     const WIDTH: usize = 256;
     let shapes = [WIDTH; 5].map(|width| BufShape { rows: 3, width });
     let [x, y, normed, z, out] = std::array::from_fn(|i| Buf::nth(i, WIDTH));
-    for (encoding, precision) in [(DType::F32, Precision::Fast), (DType::Q8_0, Precision::Exact)] {
-        compare("orders", precision, &shapes, 2e-5, |b| {
+    for (encoding, precision, tolerance) in [
+        (DType::F32, Precision::Fast, 2e-5),
+        (DType::Q8_0, Precision::Exact, 2e-5),
+        (DType::Q8_0, Precision::Fast, 5e-3),
+    ] {
+        compare("orders", precision, &shapes, tolerance, |b| {
             let encoding = Encoding::Blocks(encoding);
             b.load(Weight::Matrix(matrix(Encoding::Blocks(DType::F32), 6, WIDTH, 1))).unwrap();
             b.load(Weight::Matrix(matrix(encoding, WIDTH, WIDTH, 2))).unwrap();
@@ -158,6 +162,15 @@ fn every_order_of_sums_norms_and_products_is_computed() {
                 b.add(x, out).unwrap();
                 b.rms_norm(x, norm, 1e-6, x).unwrap();
                 results.extend([x, y, z, normed, out].map(|buf| read(b, rows, buf)));
+                // What was called before a row is written sees the old row, wherever a sum has moved it.
+                for _ in 0..2 {
+                    b.add(x, y).unwrap();
+                    b.rms_norm(x, norm, 1e-6, normed).unwrap();
+                    b.matmul(normed, &[(w, out)]).unwrap();
+                    b.rms_norm(x, norm, 1e-6, z).unwrap();
+                    b.write(x, &numbers(rows * WIDTH, 5)).unwrap();
+                    results.extend([x, z].map(|buf| read(b, rows, buf)));
+                }
             }
             results
         });

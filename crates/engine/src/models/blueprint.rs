@@ -18,7 +18,7 @@ use super::needs::{Discovery, Need, NeedKind};
 use super::parts::TextModel;
 use super::product::Product;
 use super::{Model, Span, keys};
-use crate::backend::{Buf, BufShape, Matrix, Router, Scores, StateShape, Vector};
+use crate::backend::{Buf, BufShape, Matrix, Router, StateShape, Vector};
 use crate::error::{Error, Result};
 use crate::experts::{ByteSource, Device, ExpertLayer, PartShape};
 use crate::format::{Format, Key, ModelFile, Quoted, StoredWeight, TensorInfo, Value, known_name};
@@ -587,9 +587,6 @@ impl<'a> Builder<'a> {
             return Err(
                 self.error(format!("a layer has {count} experts, more than the limit of {MAX_EXPERTS}"))
             );
-        }
-        if self.keeps && matches!(router.scores, Scores::SparseMixer { .. }) {
-            self.host_only.get_or_insert_with(|| "its routers are sparse mixers".to_owned());
         }
         let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
         let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;

@@ -166,8 +166,11 @@ pub fn logits(model: &Path, options: &Options, tokens: &[TokenId]) -> Vec<f32> {
     all
 }
 
+/// Experts and their weights.
+type Weighed = Vec<(u32, f32)>;
+
 /// The logits of every position, and the experts that each used with their weights, in ascending order within each layer.
-fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<(u32, f32)>>) {
+fn logits_and_experts(engine: &Engine, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Weighed>) {
     let experts = Arc::new(Mutex::new(vec![Vec::new(); tokens.len()]));
     let seen = experts.clone();
     let mut session = engine.session();

@@ -153,16 +153,6 @@ fn heads_that_are_too_large_for_the_device_are_refused() {
 }
 
 #[test]
-fn a_router_that_the_device_does_not_compute_is_refused_by_name() {
-    let model = data("golden/phimoe.gguf");
-    assert!(Prospect::new(&model, &Options::default()).is_ok());
-    let Err(Error::Unsupported(message)) = plan(&model, 64 << 30, &Options::default()) else {
-        panic!("the device was given a sparse mixer")
-    };
-    assert!(message.contains("sparse mixers") && message.contains("Options::device = None"), "{message}");
-}
-
-#[test]
 fn a_type_that_the_device_does_not_compute_is_refused_by_name() {
     const HIDDEN: u64 = 256;
     let folder = tempfile::tempdir().unwrap();
