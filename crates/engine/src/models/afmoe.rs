@@ -62,7 +62,7 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         gate: Some(OutputGate::Own { name: GATE, per_head: false, function: Gate::Sigmoid }),
         ..Grouped::read(config)?
     };
-    let every = config.optional_count(EVERY)?.unwrap_or(4);
+    let every = attention::window_period(config, config.optional_count(EVERY)?.unwrap_or(4))?;
     let windows = attention::windows(config, config.layers()?, |l| (l + 1) % every != 0)?;
     let layer = |(l, window): (usize, Option<_>)| {
         let rotation = attention.rotation.filter(|_| window.is_some());

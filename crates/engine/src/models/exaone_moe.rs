@@ -8,7 +8,7 @@ use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
-use crate::format::Key;
+use crate::format::{Format, Key};
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -33,7 +33,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
         ..feed_forward::sigmoid_router(config)?
     };
     let mixture = Mixture {
-        correction: Some(CORRECTION),
+        // mlx-lm stores it where most families have it.
+        correction: Some(if config.format() == Format::Mlx { Mixture::CORRECTION } else { CORRECTION }),
         shared: Shared::plain(config.number(SHARED_EXPERTS)?, inner),
         ..Mixture::new(router, inner)
     };
@@ -41,7 +42,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let dense_layers = feed_forward::dense_layers(config)?;
     let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
     // Every fourth layer sees everything, unless the file says otherwise.
-    let windows = attention::windows(config, config.layers()?, |l| (l + 1) % 4 != 0)?;
+    let period = attention::window_period(config, 4)?;
+    let windows = attention::windows(config, config.layers()?, |l| !(l + 1).is_multiple_of(period))?;
     let layer = |(l, window): (usize, Option<_>)| {
         let rotation = attention.rotation.filter(|_| window.is_some());
         let feed_forward: FeedForward = if l < dense_layers { dense.into() } else { mixture.clone().into() };

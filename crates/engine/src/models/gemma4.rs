@@ -62,7 +62,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     refuse(config)?;
     let hidden = config.count(keys::HIDDEN)?;
     let feed_forward = feed_forward(config, hidden)?;
-    let windows = attention::windows(config, config.layers()?, |l| !(l + 1).is_multiple_of(6))?;
+    let period = attention::window_period(config, 6)?;
+    let windows = attention::windows(config, config.layers()?, |l| !(l + 1).is_multiple_of(period))?;
     let mut layers = Vec::new();
     for (l, window) in windows.into_iter().enumerate() {
         layers.push(LayerRecipe {
@@ -100,8 +101,8 @@ fn attention(config: &Config<'_>, b: &mut Builder<'_>, l: usize, window: Option<
     let heads = own.count(keys::HEADS)?;
     let kv_heads = own.optional_counts(keys::KV_HEADS, l + 1)?.map_or(heads, |counts| counts[l]);
     let dim = own.count(keys::KEY_DIM)?;
-    if let Some(other) = own.optional_count(keys::VALUE_DIM)?.filter(|&value| value != dim) {
-        return Err(own.unsupported(keys::VALUE_DIM, &other.to_string()));
+    if own.optional_count(keys::VALUE_DIM)?.is_some_and(|value| value != dim) {
+        return Err(own.error(keys::VALUE_DIM, "must equal the key length"));
     }
     own.float(keys::ROPE_BASE)?;
     let divided = window.is_none();

@@ -62,7 +62,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let base = config.optional_float(keys::ROPE_BASE)?.unwrap_or(10_000.0);
     let rotation = Some(Rotating::new(attention.key_dim, base, scaling(config)?));
     // Every other layer has a window, unless the file says otherwise.
-    let windows = attention::windows(config, config.layers()?, |l| l.is_multiple_of(2))?;
+    let period = attention::window_period(config, 2)?;
+    let windows = attention::windows(config, config.layers()?, |l| !(l + 1).is_multiple_of(period))?;
     let layer = |window| {
         let attention = Grouped { window, rotation, ..attention.clone() };
         LayerRecipe::new(attention, mixture.clone()).with_ffn_norm(LayerRecipe::POST_NORM)

@@ -205,7 +205,7 @@ mod tests {
             ("hunyuan-moe", 79.9),
             ("mistral3", 7.4),
             ("mistral4", 118.0),
-            ("qwen35", 7.2),
+            ("qwen35", 6.93),
             ("qwen3vlmoe", 29.9),
             ("gemma4", 24.5),
             ("gemma3", 10.8),

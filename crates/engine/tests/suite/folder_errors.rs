@@ -200,7 +200,7 @@ fn invalid_settings_of_windows_and_experts_with_biases_are_named() {
     for name in ["mlp.experts.down_proj_bias", "self_attn.sinks", "mlp.router.bias"] {
         let name = format!("model.layers.1.{name}");
         assert_damaged(&refusal("gpt_oss", |f| drop(f.take(&name))), &[&name, "missing"]);
-        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.insert(0, 1));
+        let error = refusal("gpt_oss", |f| f.tensor(&name).shape.push(1));
         assert_damaged(&error, &[&name, "shape"]);
     }
 }

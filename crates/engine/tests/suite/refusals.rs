@@ -178,12 +178,13 @@ fn invalid_counts_are_named() {
 }
 
 #[test]
-fn an_absurd_number_of_layers_ends_at_the_first_missing_one() {
+fn absurd_numbers_of_layers_are_refused() {
     let key = "qwen3moe.block_count";
     let absurd = tiny_model(HIDDEN).without(key);
     let message = damaged(&absurd.clone().raw(key, 10, (1u64 << 40).to_le_bytes()));
     assert_says(&message, &[key, "1099511627776"]);
-    assert_says(&damaged(&absurd.u32(key, 1 << 30)), &["blk.2.", "missing"]);
+    assert_says(&damaged(&absurd.clone().u32(key, 1 << 30)), &[key, "limit"]);
+    assert_says(&damaged(&absurd.u32(key, 4096)), &["blk.2.", "missing"]);
 }
 
 #[test]
