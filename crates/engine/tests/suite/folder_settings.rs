@@ -60,7 +60,7 @@ fn settings() -> Vec<(&'static str, Json)> {
 }
 
 /// Settings that have no effect in these families, each with a reason.
-const WITHOUT_EFFECT: [(&str, &str, &str); 11] = [
+const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
     ("glm4moe", "topk_group", "experts are not in groups"),
     ("dots1", "topk_group", "experts are not in groups"),
     ("bailingmoe", "n_group", "a token uses all groups"),
