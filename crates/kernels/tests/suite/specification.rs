@@ -270,7 +270,8 @@ fn activations_and_sums_do_what_they_say() {
         let g = g.min(0.5);
         (u.clamp(-0.5, 0.5) + 1.0) * g / (1.0 + (-1.702 * g).exp())
     };
-    let functions: [(Activation, &dyn Fn(f64, f64) -> f64); 6] = [
+    type Function<'a> = &'a dyn Fn(f64, f64) -> f64;
+    let functions: [(Activation, Function<'_>); 6] = [
         (Activation::SwiGlu, &|g, u| silu(g) * u),
         (Activation::Clamped { alpha: 1.702, limit: 0.5 }, &clamped),
         (Activation::ClippedBefore(0.5), &|g, u| silu(g.min(0.5)) * u.clamp(-0.5, 0.5)),
