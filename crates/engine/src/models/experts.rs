@@ -9,7 +9,7 @@
 
 use forebay_kernels::Encoding;
 
-use super::blueprint::Builder;
+use super::builder::Builder;
 use super::names::{ExpertNames, Fused};
 use super::needs::NeedKind;
 use crate::backend::Vector;
