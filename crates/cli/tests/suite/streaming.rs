@@ -38,9 +38,9 @@ fn an_answer_does_not_depend_on_the_memory() {
 #[test]
 fn a_plan_adds_up_and_says_what_it_means() {
     let model = demo_model();
-    let plan = json(&["plan", &model, "--memory", "48M", "--no-probe", "--json"]);
+    let plan = json(&["plan", &model, "--memory", "56M", "--no-probe", "--json"]);
     let number = |key: &str| plan[key].as_u64().unwrap();
-    assert_eq!(number("budget"), 48 << 20);
+    assert_eq!(number("budget"), 56 << 20);
     let parts = number("dense") + number("kv") + number("scratch") + number("process");
     assert_eq!(number("planned"), parts + plan["expert_slots"]["bytes"].as_u64().unwrap());
     assert!(number("planned") <= number("budget"));

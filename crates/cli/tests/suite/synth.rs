@@ -11,15 +11,22 @@ use crate::common::{Outcome, call, forebay, text};
 /// A small shape of any family.
 fn tiny(family: &str) -> Vec<String> {
     let mut args = "--layers 4 --hidden 256 --inter 256 --vocab 300 --ctx 512".to_owned();
-    let dense = matches!(family, "qwen2" | "qwen3" | "llama");
-    if !dense {
-        args += " --experts 8 --top-k 2";
-    }
+    args += match family {
+        "qwen2" | "qwen3" | "llama" | "mistral3" | "qwen35" | "gemma3" | "granite" => "",
+        "llama4" => " --experts 8 --top-k 1",
+        _ => " --experts 8 --top-k 2",
+    };
     args += match family {
         "deepseek2" => {
             " --heads 4 --set attention.kv_lora_rank=256 --set attention.key_length=320
               --set attention.value_length=256 --set feed_forward_length=512"
         }
+        "mistral4" => {
+            " --heads 4 --set attention.kv_lora_rank=256 --set attention.key_length=320
+              --set attention.value_length=256"
+        }
+        // Their heads divide the hidden channels.
+        "lfm2moe" | "granitemoe" | "granite" | "phimoe" => " --heads 4 --kv-heads 2",
         _ => " --heads 4 --kv-heads 2 --head-dim 64",
     };
     args += match family {
@@ -27,6 +34,12 @@ fn tiny(family: &str) -> Vec<String> {
             " --set ssm.state_size=32 --set ssm.group_count=2 --set ssm.time_step_rank=4 --set ssm.inner_size=128
               --set expert_shared_feed_forward_length=256"
         }
+        "qwen35" => {
+            " --set ssm.state_size=32 --set ssm.group_count=2 --set ssm.time_step_rank=4 --set ssm.inner_size=128"
+        }
+        "granitemoe" | "granite" | "phimoe" => " --set rope.dimension_count=64",
+        "mimo2" => " --set rope.dimension_count=22",
+        "laguna" => " --set rope.dimension_count=32 --set rope.dimension_count_swa=64",
         "qwen2moe" => " --set expert_shared_feed_forward_length=512",
         "glm4moe" | "dots1" => " --set feed_forward_length=512",
         _ => "",

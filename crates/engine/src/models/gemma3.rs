@@ -65,6 +65,8 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
             ..LayerRecipe::new(Grouped { window, rotation, ..attention.clone() }, dense)
         });
     }
+    // No layer reads the base of the layers without a window if there are fewer layers than a period has.
+    config.optional_float(keys::ROPE_BASE)?;
     let zero_centred = config.format() != Format::Gguf;
     let recipe = Recipe {
         embedding_scale: Some((hidden as f32).sqrt()),

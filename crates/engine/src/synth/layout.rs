@@ -48,7 +48,8 @@ impl Layout {
     /// The layout of a file with this metadata and one tensor of the given type per need.
     pub fn new(metadata: &Metadata, needs: Vec<(Need, DType)>, skew: f32) -> Result<Layout> {
         let too_large = || Error::Invalid("the model would exceed the largest possible file".into());
-        let mut calibrated = Calibrated::default();
+        let tied = needs.iter().all(|(need, _)| need.name != "output.weight");
+        let mut calibrated = Calibrated { tied, blocks: HashMap::new() };
         let mut end = 0u64;
         let mut tensors = Vec::with_capacity(needs.len());
         for (need, dtype) in needs {
@@ -81,9 +82,13 @@ fn tensor(need: Need, dtype: DType, content: Content, offset: u64) -> Option<Ten
     Some(Tensor { name, dtype, content, cols, row_bytes, rows, padding, shape, offset })
 }
 
-/// The calibrated blocks, by type and the bits of the deviation, because many tensors share them.
-#[derive(Default)]
-struct Calibrated(HashMap<(DType, u32), Option<Blocks>>);
+/// The deviations of a model's weights.
+struct Calibrated {
+    /// Whether the embeddings are also the output matrix.
+    tied: bool,
+    /// The calibrated blocks, by type and the bits of the deviation, because many tensors share them.
+    blocks: HashMap<(DType, u32), Option<Blocks>>,
+}
 
 impl Calibrated {
     /// The distribution of a tensor's numbers, chosen so that activations keep their size from layer to layer.
@@ -94,8 +99,10 @@ impl Calibrated {
             NeedKind::Matrix if is_router(name) => Content::Router(skew),
             NeedKind::Matrix => {
                 let cols = need.shape.last().copied().unwrap_or(1);
-                let deviation = if name == "token_embd.weight" { 1.0 } else { 1.0 / (cols as f32).sqrt() };
-                let blocks = self.0.entry((dtype, deviation.to_bits()));
+                // Longer embeddings would make every token predict itself if they are the output matrix, too.
+                let long = name == "token_embd.weight" && !self.tied;
+                let deviation = if long { 1.0 } else { 1.0 / (cols as f32).sqrt() };
+                let blocks = self.blocks.entry((dtype, deviation.to_bits()));
                 match blocks.or_insert_with(|| Blocks::new(dtype, deviation)) {
                     Some(blocks) => Content::Blocks(*blocks),
                     None => {
