@@ -54,6 +54,20 @@ fn bailingmoe_of_both_versions() {
     }
 }
 
+#[test]
+fn families_whose_experts_are_only_stacked() {
+    for family in ["hunyuan_v1_moe", "solar_open", "exaone_moe", "afmoe"] {
+        let mut folder = Folder::read(&containers(family)[1]);
+        stack_experts(&mut folder, "mlp", ["gate_proj", "up_proj", "down_proj"]);
+        folder.rename(|name| match family {
+            "exaone_moe" => name.replace("mlp.e_score", "mlp.gate.e_score"),
+            "afmoe" => name.replace("mlp.switch_mlp", "mlp.experts"),
+            _ => name.to_owned(),
+        });
+        assert_bits_of_the_folder(&folder, family);
+    }
+}
+
 /// The experts are stacked in both kinds of folders, and MLX's norms are not zero-centred.
 #[test]
 fn step3p5() {
