@@ -405,11 +405,20 @@ pub fn layer_kinds(
     Ok(pattern.unwrap_or_else(|| (0..layers).map(by_default).collect()))
 }
 
-/// The distance between layers without a window, if the file has a number instead of a type for each layer.
+/// The distance between layers without a window, if the file has a number instead of a type for each layer. `LLLG` is
+/// another spelling of 4.
 ///
 /// # Errors
-/// If it is not a positive integer.
+/// If it is neither a positive integer nor such a text.
 pub fn window_period(config: &Config<'_>, by_default: usize) -> Result<usize> {
+    if config.is_text(keys::WINDOW_PERIOD)
+        && let Some(pattern) = config.optional_text(keys::WINDOW_PERIOD)?
+    {
+        return match pattern.strip_suffix('G') {
+            Some(windows) if windows.chars().all(|layer| layer == 'L') => Ok(pattern.len()),
+            _ => Err(config.unsupported(keys::WINDOW_PERIOD, pattern)),
+        };
+    }
     let period = match config.is_list(keys::WINDOW_PERIOD) {
         true => None,
         false => config.optional_count(keys::WINDOW_PERIOD)?,

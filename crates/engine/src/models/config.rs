@@ -158,6 +158,11 @@ impl<'a> Config<'a> {
         self.setting(key).is_some_and(|(_, value)| value.as_numbers().is_some())
     }
 
+    /// Whether a setting is a text.
+    pub fn is_text(&self, key: Key) -> bool {
+        self.setting(key).is_some_and(|(_, value)| value.as_str().is_some())
+    }
+
     /// Optional numbers, one for each layer.
     ///
     /// # Errors

@@ -158,3 +158,21 @@ fn divisors_that_tell_which_channels_rotate_are_needed() {
     let Err(error) = Engine::open(&path, &options(Precision::Exact)) else { panic!("it was opened") };
     assert!(error.to_string().contains("tensor rope_freqs.weight is missing"), "{error}");
 }
+
+/// EXAONE's files may say `LLLG`, or give no types of layers at all.
+#[test]
+fn the_distance_between_layers_without_a_window_may_be_a_word() {
+    let tokens = tokens("exaone_moe");
+    let typed = changed("exaone_moe", &tokens, |_| {});
+    for period in [json!("LG"), json!(2)] {
+        let spelled = changed("exaone_moe", &tokens, |folder| {
+            folder.config.remove("layer_types").unwrap();
+            folder.config.insert("sliding_window_pattern".into(), period.clone());
+        });
+        assert_same_bits(&spelled, &typed, &period.to_string());
+    }
+    let both = changed("exaone_moe", &tokens, |folder| {
+        folder.config.insert("sliding_window_pattern".into(), json!("LLLG"));
+    });
+    assert_same_bits(&both, &typed, "types of layers precede");
+}
