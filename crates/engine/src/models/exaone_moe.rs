@@ -43,9 +43,12 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let attention = Grouped { qk_norm: QkNorm::Head, ..Grouped::read(config)? };
     // Every fourth layer sees everything, unless the file says otherwise.
     let period = attention::window_period(config, 4)?;
-    let windows = attention::windows(config, config.layers()?, |l| !(l + 1).is_multiple_of(period))?;
+    // A model without windows has positions in all layers.
+    let has_windows = config.number(keys::WINDOW)? > 0;
+    let windows =
+        attention::windows(config, config.layers()?, |l| has_windows && !(l + 1).is_multiple_of(period))?;
     let layer = |(l, window): (usize, Option<_>)| {
-        let rotation = attention.rotation.filter(|_| window.is_some());
+        let rotation = attention.rotation.filter(|_| !has_windows || window.is_some());
         let feed_forward: FeedForward = if l < dense_layers { dense.into() } else { mixture.clone().into() };
         LayerRecipe::new(Grouped { window, rotation, ..attention.clone() }, feed_forward)
     };
