@@ -103,7 +103,8 @@ pub const DENSE: &[&str] = &[
 const LACKING: &[&str] = &["mistral", "llama4"];
 
 /// One of these for each kind of state that layers keep.
-pub const KEEPING: [&str; 6] = ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe", "gemma4"];
+pub const KEEPING: [&str; 7] =
+    ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe", "gemma4", "llama4"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {
