@@ -7,7 +7,7 @@ use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::{RopePairs, Router};
 use crate::error::Result;
-use crate::format::Key;
+use crate::format::{Key, Value};
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -31,6 +31,7 @@ const INTERVAL: Key = Key { gguf: "interleave_moe_layer_step", hugging_face: &["
 const HAS_BIASES: Key = Key { gguf: "", hugging_face: &["use_bias"] };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    config.assume(&[("rope_theta", Value::Float(500_000.0))]);
     config.refuse_true(HAS_BIASES)?;
     let inner = config.count(keys::EXPERT_INNER)?;
     let router = feed_forward::softmax_router_of(config, EXPERTS, EXPERTS_USED, true)?;

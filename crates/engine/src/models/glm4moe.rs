@@ -7,6 +7,7 @@ use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
+use crate::format::Value;
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -20,6 +21,13 @@ pub const ARCH: Arch = Arch {
 };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    if config.architecture().to_lowercase().starts_with("solar") {
+        config.assume(&[
+            ("rope_theta", Value::Float(1e6)),
+            ("partial_rotary_factor", Value::Float(1.0)),
+            ("head_dim", Value::Unsigned(128)),
+        ]);
+    }
     if config.optional_bool(keys::ROUTER_NORMALISES)? == Some(false) {
         return Err(config.unsupported(keys::ROUTER_NORMALISES, "false"));
     }

@@ -7,7 +7,7 @@ use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, Model, Name, Reference, decoder, keys};
 use crate::backend::Router;
 use crate::error::Result;
-use crate::format::{Format, Key};
+use crate::format::{Format, Key, Value};
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -32,6 +32,7 @@ const SHARED_INNER: Key = Key { gguf: "expert_shared_feed_forward_length", huggi
 const SHARED_EXPERTS: Key = Key { gguf: "", hugging_face: &["num_shared_experts"] };
 
 fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> {
+    config.assume(&[("rope_theta", Value::Float(11_158_840.0)), ("head_dim", Value::Unsigned(128))]);
     for key in [keys::QKV_BIAS, keys::MLP_BIAS] {
         config.refuse_true(key)?;
     }

@@ -5,7 +5,7 @@ use super::feed_forward::{self, Mixture};
 use super::recipe::{LayerRecipe, Recipe};
 use super::{Arch, Builder, Config, ExpertNames, Fused, Model, Reference, decoder, keys};
 use crate::error::Result;
-use crate::format::Format;
+use crate::format::{Format, Value};
 
 /// The family's entry in the registry.
 pub const ARCH: Arch = Arch {
@@ -26,7 +26,10 @@ pub const VL: Arch = Arch {
     mlx: true,
     reference: Reference::Transformers,
     hugging_face: &["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"],
-    describe: |config, b| describe_with(config, b, true),
+    describe: |config, b| {
+        config.assume(&[("rope_theta", Value::Float(500_000.0))]);
+        describe_with(config, b, true)
+    },
 };
 
 const EXPERTS: ExpertNames = ExpertNames { fused: Fused::Columns, ..ExpertNames::USUAL };

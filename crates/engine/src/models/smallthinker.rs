@@ -1,5 +1,5 @@
 //! SmallThinker: every fourth layer sees all positions and has no rotation, the others have a window; every layer is a
-//! mixture whose router reads the layer's input, so that experts can be read while attention is computed.
+//! mixture whose router reads the layer's input.
 
 use super::attention::Grouped;
 use super::feed_forward::{self, Mixture, Reads};

@@ -176,3 +176,28 @@ fn the_distance_between_layers_without_a_window_may_be_a_word() {
     });
     assert_same_bits(&both, &typed, "types of layers precede");
 }
+
+/// Transformers saves no setting that has the family's own default.
+#[test]
+fn omitted_settings_of_the_rotation_have_the_defaults_of_the_family() {
+    for (family, base) in
+        [("hy_v3", 11_158_840.0), ("ernie4_5_moe", 5e5), ("qwen3_vl_moe", 5e5), ("solar_open", 1e6)]
+    {
+        let tokens = tokens(family);
+        let with = |rotation: Option<serde_json::Value>| {
+            changed(family, &tokens, |folder| {
+                let is_nested = folder.config.contains_key("text_config");
+                let config = match is_nested {
+                    true => folder.config["text_config"].as_object_mut().unwrap(),
+                    false => &mut folder.config,
+                };
+                for name in ["rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters"] {
+                    config.remove(name);
+                }
+                config.extend(rotation.clone().map(|rotation| ("rope_parameters".to_owned(), rotation)));
+            })
+        };
+        let given = json!({"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 1.0});
+        assert_same_bits(&with(None), &with(Some(given)), family);
+    }
+}
