@@ -114,7 +114,7 @@ def test_prompts_that_are_not_possible(llm):
 
 def test_a_closed_model():
     llm = forebay.Model(DEMO, device="cpu")
-    tokenizer, session, stream = llm.tokenizer, llm.session(), llm.generate("Once", stream=True)
+    tokenizer, session, stream = llm.tokenizer, llm.session(), llm.generate("Once", stream=True, ignore_eos=True)
     session.push(1)
     llm.close()
     llm.close()
