@@ -4,7 +4,6 @@
 // values of earlier positions before the row's own are ready, because no kernel that may still run writes them. The
 // tensor cores compute the products. Queries and the weights of values are split into two f16 each, a rounded number
 // and its remainder, which is as precise as f32. So each head has two of the 16 rows that are multiplied at once.
-// misses in the other, so that they are as good as floats; a head has two of the sixteen rows that are multiplied at once.
 
 #include "matrix.cuh"
 #include "tensor.cuh"

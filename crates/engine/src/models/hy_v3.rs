@@ -28,6 +28,7 @@ const SHARED: [Name; 3] = [
     Name::new("ffn_down_shexp.weight", "mlp.shared_mlp.down_proj.weight"),
 ];
 const ROUTER_SCALE: Key = Key { gguf: "expert_weights_scale", hugging_face: &["router_scaling_factor"] };
+const ROUTER_NORMALISES: Key = Key { gguf: "expert_weights_norm", hugging_face: &["route_norm"] };
 const SHARED_INNER: Key = Key { gguf: "expert_shared_feed_forward_length", hugging_face: &[] };
 const SHARED_EXPERTS: Key = Key { gguf: "", hugging_face: &["num_shared_experts"] };
 
@@ -60,5 +61,3 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     };
     decoder::describe(config, b, &Recipe::dense_first(config, dense_layers, &dense, &mixture)?)
 }
-
-const ROUTER_NORMALISES: Key = Key { gguf: "expert_weights_norm", hugging_face: &["route_norm"] };

@@ -4,7 +4,7 @@
 use super::feed_forward::{self, Dense, Mixture, Shared};
 use super::latent::Latent;
 use super::recipe::{LayerRecipe, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, Model, Reference, decoder, deepseek2, keys};
+use super::{Arch, Builder, Config, Model, Reference, decoder, deepseek2, keys};
 use crate::backend::{GroupScore, RopePairs, Router};
 use crate::blocks::positions::Temperature;
 use crate::error::Result;
@@ -32,7 +32,6 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     let inner = config.count(keys::EXPERT_INNER)?;
     let mixture = Mixture {
         shared: Shared::plain(config.number(keys::SHARED_EXPERTS)?, inner),
-        names: ExpertNames::USUAL,
         ..Mixture::new(Router { groups, ..router }, inner)
     };
     let temperature = match config.temperature()? {
