@@ -18,7 +18,10 @@ pub mod conversations;
 mod device;
 pub mod faults;
 pub mod golden;
+pub mod kernels;
 pub mod memory;
+pub mod mixtures;
+pub mod operations;
 mod rooms;
 pub mod tier_faults;
 pub mod tiers;
@@ -39,6 +42,51 @@ pub use device::{CountingDevice, Fault, Faults, FaultyDevice, TestDevice, Use, r
 #[macro_export]
 macro_rules! device_suite {
     ($device:path: $($part:ident),+) => { $($crate::$part!($device);)+ };
+}
+
+/// Kernels for every type of weights, for routers and for choosing tokens, compared with the CPU. For a [`TestDevice`].
+#[macro_export]
+macro_rules! kernels {
+    ($device:path) => {
+        $crate::tests! { run kernels $device:
+            floats_are_unpacked_and_multiplied
+            plain_types_are_unpacked_and_multiplied
+            k_types_are_unpacked_and_multiplied
+            iq_types_are_unpacked_and_multiplied
+            types_in_planes_are_unpacked_and_multiplied
+            every_type_that_is_computed_is_tested
+            large_activations_are_multiplied_too
+            products_of_a_tall_matrix_are_those_of_its_weights
+            a_sum_is_normed_and_multiplied
+            routers_choose_what_the_processor_chooses
+            the_likeliest_tokens_are_those_that_the_processor_finds
+        }
+    };
+}
+
+/// Operations, each alone and in unusual orders, compared with the CPU. For a [`TestDevice`].
+#[macro_export]
+macro_rules! operations {
+    ($device:path) => {
+        $crate::tests! { run operations $device:
+            operations_on_rows_are_the_processors
+            what_is_written_is_used_from_then_on
+            every_order_of_sums_norms_and_products_is_computed
+            convolutions_go_on_where_they_ended
+            attention_of_every_shape_is_the_processors
+        }
+    };
+}
+
+/// Mixtures of experts with every activation and router, compared with the CPU. For a [`TestDevice`].
+#[macro_export]
+macro_rules! mixtures {
+    ($device:path) => {
+        $crate::tests! { run mixtures $device:
+            every_activation_is_computed_by_every_kernel
+            routers_may_read_something_else_or_have_read_it_before
+        }
+    };
 }
 
 /// Logits, compared with other programs and with the CPU. For a [`TestDevice`].
@@ -168,7 +216,18 @@ mod tests {
     #[test]
     fn every_test_of_a_part_is_in_its_list() {
         let lists = include_str!("lib.rs");
-        for part in ["golden", "conversations", "batches", "memory", "tiers", "faults", "tier_faults"] {
+        for part in [
+            "kernels",
+            "operations",
+            "mixtures",
+            "golden",
+            "conversations",
+            "batches",
+            "memory",
+            "tiers",
+            "faults",
+            "tier_faults",
+        ] {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{part}.rs"));
             let file = fs::read_to_string(file).unwrap();
             let mut tests: Vec<&str> = file

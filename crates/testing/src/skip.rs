@@ -19,6 +19,8 @@ pub enum Need {
     Io,
     /// A GPU, or the emulator of `tools/gpu_emulator`.
     Gpu,
+    /// A GPU that Metal or Vulkan can use, or a program in place of one.
+    PortableGpu,
     /// A real GPU, not the emulator.
     RealGpu,
     /// The emulator, which can be told to fail.
@@ -26,13 +28,14 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 8] = [
+    const ALL: [Need; 9] = [
         Need::Shared,
         Need::Vectors,
         Need::Tmux,
         Need::Shell,
         Need::Io,
         Need::Gpu,
+        Need::PortableGpu,
         Need::RealGpu,
         Need::Emulator,
     ];
@@ -46,6 +49,7 @@ impl Need {
             Need::Shell => "shell",
             Need::Io => "io",
             Need::Gpu => "gpu",
+            Need::PortableGpu => "portable-gpu",
             Need::RealGpu => "real-gpu",
             Need::Emulator => "emulator",
         }

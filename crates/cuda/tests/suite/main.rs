@@ -4,9 +4,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod kernels;
-mod mixtures;
-mod operations;
 mod types;
 
-forebay_device_tests::device_suite!(crate::common::Gpu: golden, conversations, batches, memory, tiers);
+forebay_device_tests::device_suite!(crate::common::Gpu: kernels, operations, mixtures, golden, conversations, batches, memory, tiers);

@@ -255,6 +255,7 @@ impl Options {
             device: self
                 .device
                 .as_ref()
+                .filter(|device| !device.shares_memory())
                 .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
         })
     }

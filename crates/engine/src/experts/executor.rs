@@ -182,6 +182,12 @@ pub trait Device: Send + Sync {
         true
     }
 
+    /// Whether the device computes from the process's memory. Then it has no memory of its own: experts are computed in
+    /// the store's slots, and the process's budget counts everything.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
     /// Bytes of device memory that models may use.
     fn memory(&self) -> u64;
 

@@ -125,6 +125,14 @@ pub struct SharedBytes {
     range: Range<usize>,
 }
 
+impl SharedBytes {
+    /// These bytes and those that follow them in their region, `most` at most.
+    pub fn extended(&self, most: usize) -> SharedBytes {
+        let end = self.region.len().min(self.range.start + most).max(self.range.end);
+        self.region.share(self.range.start..end)
+    }
+}
+
 impl Deref for SharedBytes {
     type Target = [u8];
 

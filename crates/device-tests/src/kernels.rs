@@ -5,13 +5,13 @@ use forebay_engine::internals::backend::{
     Backend, Buf, BufShape, CpuBackend, GroupScore, Groups, HostMatrix, Matrix, Precision, Router,
     RouterWeights, Routing, Scores, Vector, Weight, rank,
 };
-use forebay_engine::internals::experts::ExecutorBuilder;
+use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_kernels::{Affine, DType, Encoding, Tiles};
 use forebay_testing::{assert_same_bits, relative_error};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::common::gpu;
+use crate::device::{TestDevice, open};
 
 const ROWS: usize = 150;
 const COLS: usize = 768;
@@ -54,13 +54,13 @@ mod families {
 use families::{FLOATS, IQ, K, PLAIN, blocks, planes};
 
 /// Every type that the GPU claims to support has a test here.
-#[test]
-fn every_type_that_is_computed_is_tested() {
+pub fn every_type_that_is_computed_is_tested<D: TestDevice>() {
+    let device = open::<D>(None);
     let tested = [&FLOATS[..], &PLAIN, &K, &IQ].concat();
     for dtype in DType::computable() {
-        assert_eq!(forebay_cuda::computes(dtype.into()), tested.contains(&dtype), "{dtype}");
+        assert_eq!(device.computes(dtype.into()), tested.contains(&dtype), "{dtype}");
     }
-    assert!(blocks(&tested).into_iter().chain(planes()).all(forebay_cuda::computes));
+    assert!(blocks(&tested).into_iter().chain(planes()).all(|encoding| device.computes(encoding)));
 }
 
 /// Random weights of magnitude about one.
@@ -150,26 +150,23 @@ fn dequantised(matrix: &HostMatrix) -> Vec<f32> {
 }
 
 /// A backend with this matrix, one buffer as wide as its columns and one as its rows.
-fn loaded(
+fn loaded<D: TestDevice>(
     precision: Precision,
     tokens: usize,
     matrix: HostMatrix,
-) -> Option<(Box<dyn ExecutorBuilder>, [Buf; 2])> {
+) -> (Box<dyn ExecutorBuilder>, [Buf; 2]) {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let buffers = [BufShape { rows: tokens, width: cols }, BufShape { rows: tokens, width: rows }];
-    let mut builder = gpu()?.executor(precision, &buffers).unwrap();
+    let mut builder = open::<D>(None).executor(precision, &buffers).unwrap();
     builder.backend().load(Weight::Matrix(matrix)).unwrap();
-    Some((builder, [Buf::nth(0, cols), Buf::nth(1, rows)]))
+    (builder, [Buf::nth(0, cols), Buf::nth(1, rows)])
 }
 
-fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
+fn assert_unpacked_to_the_processors_bits<D: TestDevice>(encodings: Vec<Encoding>) {
     for (i, encoding) in encodings.into_iter().enumerate() {
         let truth = dequantised(&matrix(encoding, ROWS, COLS, i as u64));
-        let Some((mut builder, [out, _])) =
-            loaded(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64))
-        else {
-            return;
-        };
+        let (mut builder, [out, _]) =
+            loaded::<D>(Precision::Exact, ROWS, matrix(encoding, ROWS, COLS, i as u64));
         let backend = builder.backend();
         // In reverse order, so that rows must be looked up.
         let tokens: Vec<TokenId> = (0..ROWS as u32).rev().map(TokenId).collect();
@@ -185,7 +182,7 @@ fn assert_unpacked_to_the_processors_bits(encodings: Vec<Encoding>) {
 }
 
 /// One row of activations uses another kernel than many rows. Some models have columns that are not whole groups.
-fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
+fn assert_products_are_those_of_the_weights<D: TestDevice>(encodings: Vec<Encoding>) {
     for (i, encoding) in encodings.into_iter().enumerate() {
         let shapes = match encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => vec![(ROWS, COLS), (70, 44), (33, 12)],
@@ -201,11 +198,8 @@ fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
                 // The activations are rows of a table.
                 let x = matrix(Encoding::Blocks(DType::F32), MOST_TOKENS, cols, 1000 + seed);
                 let activations = dequantised(&x);
-                let Some((mut builder, [input, out])) =
-                    loaded(precision, MOST_TOKENS, matrix(encoding, rows, cols, seed))
-                else {
-                    return;
-                };
+                let (mut builder, [input, out]) =
+                    loaded::<D>(precision, MOST_TOKENS, matrix(encoding, rows, cols, seed));
                 let backend = builder.backend();
                 backend.load(Weight::Matrix(x)).unwrap();
                 for tokens in [1, 5, 20, MOST_TOKENS] {
@@ -230,34 +224,29 @@ fn assert_products_are_those_of_the_weights(encodings: Vec<Encoding>) {
     }
 }
 
-#[test]
-fn floats_are_unpacked_and_multiplied() {
-    assert_unpacked_to_the_processors_bits(blocks(&FLOATS));
-    assert_products_are_those_of_the_weights(blocks(&FLOATS));
+pub fn floats_are_unpacked_and_multiplied<D: TestDevice>() {
+    assert_unpacked_to_the_processors_bits::<D>(blocks(&FLOATS));
+    assert_products_are_those_of_the_weights::<D>(blocks(&FLOATS));
 }
 
-#[test]
-fn plain_types_are_unpacked_and_multiplied() {
-    assert_unpacked_to_the_processors_bits(blocks(&PLAIN));
-    assert_products_are_those_of_the_weights(blocks(&PLAIN));
+pub fn plain_types_are_unpacked_and_multiplied<D: TestDevice>() {
+    assert_unpacked_to_the_processors_bits::<D>(blocks(&PLAIN));
+    assert_products_are_those_of_the_weights::<D>(blocks(&PLAIN));
 }
 
-#[test]
-fn k_types_are_unpacked_and_multiplied() {
-    assert_unpacked_to_the_processors_bits(blocks(&K));
-    assert_products_are_those_of_the_weights(blocks(&K));
+pub fn k_types_are_unpacked_and_multiplied<D: TestDevice>() {
+    assert_unpacked_to_the_processors_bits::<D>(blocks(&K));
+    assert_products_are_those_of_the_weights::<D>(blocks(&K));
 }
 
-#[test]
-fn iq_types_are_unpacked_and_multiplied() {
-    assert_unpacked_to_the_processors_bits(blocks(&IQ));
-    assert_products_are_those_of_the_weights(blocks(&IQ));
+pub fn iq_types_are_unpacked_and_multiplied<D: TestDevice>() {
+    assert_unpacked_to_the_processors_bits::<D>(blocks(&IQ));
+    assert_products_are_those_of_the_weights::<D>(blocks(&IQ));
 }
 
-#[test]
-fn types_in_planes_are_unpacked_and_multiplied() {
-    assert_unpacked_to_the_processors_bits(planes());
-    assert_products_are_those_of_the_weights(planes());
+pub fn types_in_planes_are_unpacked_and_multiplied<D: TestDevice>() {
+    assert_unpacked_to_the_processors_bits::<D>(planes());
+    assert_products_are_those_of_the_weights::<D>(planes());
 }
 
 /// Activations too large for f16. The kernel scales such rows down, whatever the other rows are.
@@ -283,12 +272,12 @@ fn products(activations: &[f32], weights: &[f32]) -> Vec<f32> {
 }
 
 /// Multiplies rows of activations, some of them large, with a matrix, and compares.
-fn assert_products(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
+fn assert_products<D: TestDevice>(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
     let weights = || matrix(Encoding::Blocks(dtype), rows, cols, 1);
     let truth = dequantised(&weights());
     let table = some_large(matrix(Encoding::Blocks(DType::F32), tokens, cols, 2));
     let activations = dequantised(&table);
-    let Some((mut builder, [x, out])) = loaded(Precision::Fast, tokens, weights()) else { return };
+    let (mut builder, [x, out]) = loaded::<D>(Precision::Fast, tokens, weights());
     let backend = builder.backend();
     backend.load(Weight::Matrix(table)).unwrap();
     let ids: Vec<TokenId> = (0..tokens as u32).map(TokenId).collect();
@@ -303,26 +292,23 @@ fn assert_products(dtype: DType, [rows, cols]: [usize; 2], tokens: usize) {
     }
 }
 
-#[test]
-fn large_activations_are_multiplied_too() {
+pub fn large_activations_are_multiplied_too<D: TestDevice>() {
     for (tokens, dtype) in
         [(1, DType::Q4_K), (7, DType::Q4_K), (20, DType::Q6_K), (70, DType::Q4_K), (5, DType::F16)]
     {
-        assert_products(dtype, [ROWS, COLS], tokens);
+        assert_products::<D>(dtype, [ROWS, COLS], tokens);
     }
 }
 
 /// Enough rows for every warp of a GPU, as in an output matrix, with several conversations' tokens.
-#[test]
-fn products_of_a_tall_matrix_are_those_of_its_weights() {
+pub fn products_of_a_tall_matrix_are_those_of_its_weights<D: TestDevice>() {
     for (dtype, tokens) in [(DType::Q6_K, 12), (DType::Q4_K, 3)] {
-        assert_products(dtype, [34_000, 256], tokens);
+        assert_products::<D>(dtype, [34_000, 256], tokens);
     }
 }
 
 /// Additions and norms are deferred and may run in the kernel of the next product. Their results must exist, too.
-#[test]
-fn a_sum_is_normed_and_multiplied() {
+pub fn a_sum_is_normed_and_multiplied<D: TestDevice>() {
     let encodings =
         [Encoding::Blocks(DType::F32), Encoding::Blocks(DType::Q4_K), Encoding::Blocks(DType::Q6_K)];
     for (i, encoding) in encodings.into_iter().enumerate() {
@@ -332,7 +318,7 @@ fn a_sum_is_normed_and_multiplied() {
             let table = matrix(Encoding::Blocks(DType::F32), 2, COLS, 77);
             let tokens = dequantised(&table);
             let norm: Vec<f32> = (0..COLS).map(|i| 0.5 + i as f32 / COLS as f32).collect();
-            let Some(gpu) = gpu() else { return };
+            let gpu = open::<D>(None);
             let wide = BufShape { rows: 4, width: COLS };
             let shapes = [wide, wide, wide, BufShape { rows: 4, width: ROWS }];
             let mut builder = gpu.executor(precision, &shapes).unwrap();
@@ -413,8 +399,7 @@ fn routed(
     (routing.experts().to_vec(), weights.collect(), sum, normed)
 }
 
-#[test]
-fn routers_choose_what_the_processor_chooses() {
+pub fn routers_choose_what_the_processor_chooses<D: TestDevice>() {
     let softmax = |experts, top_k| Router {
         experts,
         top_k,
@@ -459,7 +444,7 @@ fn routers_choose_what_the_processor_chooses() {
         for &tokens in counts {
             let wide = BufShape { rows: tokens, width: cols };
             let shapes = [wide, wide, wide, BufShape { rows: tokens, width: router.experts }];
-            let Some(gpu) = gpu() else { return };
+            let gpu = open::<D>(None);
             let mut ours = gpu.executor(Precision::Fast, &shapes).unwrap();
             let (experts, weights_of, sum, normed) = routed(ours.backend(), &weights, &router, tokens);
             let mut truth = CpuBackend::new(1, Precision::Exact, &shapes).unwrap();
@@ -478,8 +463,7 @@ fn routers_choose_what_the_processor_chooses() {
 }
 
 /// Logits of many kinds, among them many equal ones, and more of those than the kernel can rank.
-#[test]
-fn the_likeliest_tokens_are_those_that_the_processor_finds() {
+pub fn the_likeliest_tokens_are_those_that_the_processor_finds<D: TestDevice>() {
     const VOCAB: usize = 20_000;
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     let mut any = |scale: f32, offset: f32| -> Vec<f32> {
@@ -506,7 +490,7 @@ fn the_likeliest_tokens_are_those_that_the_processor_finds() {
     let planes = [&table[..], &[], &[]].map(Into::into);
     let encoding = Encoding::Blocks(DType::F32);
     let matrix = HostMatrix { encoding, rows: rows.len(), cols: VOCAB, planes, scale: 1.0 };
-    let Some((mut builder, [logits, _])) = loaded(Precision::Fast, rows.len(), matrix) else { return };
+    let (mut builder, [logits, _]) = loaded::<D>(Precision::Fast, rows.len(), matrix);
     let backend = builder.backend();
     let tokens: Vec<TokenId> = (0..rows.len() as u32).map(TokenId).collect();
     let mut best = Vec::new();

@@ -4,14 +4,15 @@ use forebay_engine::internals::backend::{
     Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, CpuBackend, Gate, Heads, KvShape,
     Matrix, Precision, Rope, RopePairs, Sequence, SequenceState, StateShape, Vector, Weight, Window,
 };
+use forebay_engine::internals::experts::Device;
 use forebay_engine::{LayerIdx, TokenId};
 use forebay_kernels::{DType, Encoding};
 use forebay_testing::relative_error;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use super::kernels::matrix;
-use crate::common::gpu;
+use crate::device::{TestDevice, open};
+use crate::kernels::matrix;
 
 /// Numbers between -2 and 2.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -26,14 +27,14 @@ fn read(backend: &mut dyn Backend, rows: usize, buf: Buf) -> Vec<f32> {
 }
 
 /// Runs operations on the GPU and, in full precision, on the CPU, and compares what they return.
-fn compare(
+fn compare<D: TestDevice>(
     what: &str,
     precision: Precision,
     shapes: &[BufShape],
     tolerance: f64,
     run: impl Fn(&mut dyn Backend) -> Vec<Vec<f32>>,
 ) {
-    let Some(gpu) = gpu() else { return };
+    let gpu = open::<D>(None);
     let ours = run(gpu.executor(precision, shapes).unwrap().backend());
     let truth = run(&mut CpuBackend::new(1, Precision::Exact, shapes).unwrap());
     for (i, (ours, truth)) in ours.iter().zip(&truth).enumerate() {
@@ -42,13 +43,12 @@ fn compare(
     }
 }
 
-#[test]
-fn operations_on_rows_are_the_processors() {
+pub fn operations_on_rows_are_the_processors<D: TestDevice>() {
     const WIDTH: usize = 100;
     const ROWS: usize = 3;
     let shapes = [WIDTH, WIDTH, 20, 1].map(|width| BufShape { rows: ROWS, width });
     let [x, y, some, one] = std::array::from_fn(|i| Buf::nth(i, shapes[i].width));
-    compare("rows", Precision::Fast, &shapes, 2e-6, |b| {
+    compare::<D>("rows", Precision::Fast, &shapes, 2e-6, |b| {
         for (i, count) in [WIDTH, 1].into_iter().enumerate() {
             b.load(Weight::Vector(numbers(count, i as u64))).unwrap();
         }
@@ -91,12 +91,11 @@ fn operations_on_rows_are_the_processors() {
 }
 
 /// Rows of every size can be written while operations that were called before still use the buffer.
-#[test]
-fn what_is_written_is_used_from_then_on() {
+pub fn what_is_written_is_used_from_then_on<D: TestDevice>() {
     for width in [1, 40, 9000] {
         let shapes = [BufShape { rows: 2, width }; 2];
         let [x, y] = [0, 1].map(|i| Buf::nth(i, width));
-        compare("write", Precision::Fast, &shapes, 1e-6, |b| {
+        compare::<D>("write", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(vec![1.0; width])).unwrap();
             b.begin(2);
             b.write(x, &numbers(2 * width, 1)).unwrap();
@@ -112,8 +111,7 @@ fn what_is_written_is_used_from_then_on() {
 }
 
 /// Additions, norms and products in orders that one kernel cannot compute, or not with what it may move.
-#[test]
-fn every_order_of_sums_norms_and_products_is_computed() {
+pub fn every_order_of_sums_norms_and_products_is_computed<D: TestDevice>() {
     const WIDTH: usize = 256;
     let shapes = [WIDTH; 5].map(|width| BufShape { rows: 3, width });
     let [x, y, normed, z, out] = std::array::from_fn(|i| Buf::nth(i, WIDTH));
@@ -122,7 +120,7 @@ fn every_order_of_sums_norms_and_products_is_computed() {
         (DType::Q8_0, Precision::Exact, 2e-5),
         (DType::Q8_0, Precision::Fast, 5e-3),
     ] {
-        compare("orders", precision, &shapes, tolerance, |b| {
+        compare::<D>("orders", precision, &shapes, tolerance, |b| {
             let encoding = Encoding::Blocks(encoding);
             b.load(Weight::Matrix(matrix(Encoding::Blocks(DType::F32), 6, WIDTH, 1))).unwrap();
             b.load(Weight::Matrix(matrix(encoding, WIDTH, WIDTH, 2))).unwrap();
@@ -264,13 +262,12 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
 
 /// A convolution of two conversations: their prompts, the first of which is shorter than what the convolution spans,
 /// then a few tokens of each.
-#[test]
-fn convolutions_go_on_where_they_ended() {
+pub fn convolutions_go_on_where_they_ended<D: TestDevice>() {
     const CHANNELS: usize = 150;
     let shapes = [CHANNELS; 2].map(|width| BufShape { rows: 20, width });
     let [x, out] = [0, 1].map(|i| Buf::nth(i, CHANNELS));
     for kernel in [2, 4] {
-        compare("convolution", Precision::Fast, &shapes, 1e-6, |b| {
+        compare::<D>("convolution", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
             let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
             let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
@@ -318,8 +315,7 @@ fn widths(case: &Case) -> [(usize, usize); 4] {
 }
 
 /// Heads of every size, the largest of which have no kernel of their own, and every kind of window.
-#[test]
-fn attention_of_every_shape_is_the_processors() {
+pub fn attention_of_every_shape_is_the_processors<D: TestDevice>() {
     use Before::*;
     use Window::{Chunk, Last};
     let kv = |heads, key_dim, value_dim, window| KvShape { heads, key_dim, value_dim, window, latent: false };
@@ -340,7 +336,7 @@ fn attention_of_every_shape_is_the_processors() {
         let shapes: Vec<BufShape> = widths(case).map(shape).into_iter().chain(more).collect();
         let what = format!("case {i}: {:?}, {:?}", case.kv, case.before);
         for (precision, tolerance) in [(Precision::Fast, 2e-3), (Precision::Exact, 1e-5)] {
-            compare(&what, precision, &shapes, tolerance, |b| attended(b, case));
+            compare::<D>(&what, precision, &shapes, tolerance, |b| attended(b, case));
         }
     }
 }

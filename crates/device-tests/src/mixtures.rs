@@ -11,7 +11,7 @@ use forebay_engine::internals::backend::{
 };
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{
-    BatchShape, ByteRange, ByteSource, CpuExecutor, ExecutorBuilder, ExpertExecutor, ExpertLayer,
+    BatchShape, ByteRange, ByteSource, CpuExecutor, Device, ExecutorBuilder, ExpertExecutor, ExpertLayer,
     ExpertSetup, ExpertStore, IoMethod, Mixture, PartShape, RowPick, SlotClasses, StoreOptions,
 };
 use forebay_engine::internals::format::FileIdx;
@@ -19,8 +19,8 @@ use forebay_engine::{LayerIdx, TokenId};
 use forebay_kernels::{DType, Encoding};
 use forebay_testing::relative_error;
 
-use super::kernels::matrix;
-use crate::common::gpu;
+use crate::device::{TestDevice, open};
+use crate::kernels::matrix;
 
 const WIDTH: usize = 256;
 const EXPERTS: usize = 6;
@@ -147,8 +147,8 @@ fn results(executor: &mut dyn ExpertExecutor, case: &Case) -> Vec<Vec<f32>> {
     [1, 6, MOST_ROWS].into_iter().map(|rows| mixed(executor, case, rows)).collect()
 }
 
-fn assert_equal(case: &Case) {
-    let Some(gpu) = gpu() else { return };
+fn assert_equal<D: TestDevice>(case: &Case) {
+    let gpu = open::<D>(None);
     let shapes = WIDTHS.map(|width| BufShape { rows: MOST_ROWS, width });
     let mut classes = None;
     let mut cpu = CpuBackend::new(1, Precision::Exact, &shapes).unwrap();
@@ -187,8 +187,7 @@ const ACTIVATIONS: [Activation; 6] = [
     Activation::ReGlu,
 ];
 
-#[test]
-fn every_activation_is_computed_by_every_kernel() {
+pub fn every_activation_is_computed_by_every_kernel<D: TestDevice>() {
     for (dtype, precision) in [
         (DType::Q4_K, Precision::Fast),
         (DType::Q8_0, Precision::Fast),
@@ -196,18 +195,17 @@ fn every_activation_is_computed_by_every_kernel() {
         (DType::Q8_0, Precision::Exact),
     ] {
         for activation in ACTIVATIONS {
-            assert_equal(&Case { dtype, activation, precision, resident: true, early: false });
+            assert_equal::<D>(&Case { dtype, activation, precision, resident: true, early: false });
         }
     }
 }
 
-#[test]
-fn routers_may_read_something_else_or_have_read_it_before() {
+pub fn routers_may_read_something_else_or_have_read_it_before<D: TestDevice>() {
     let activation = Activation::SwiGlu;
     for resident in [false, true] {
         for early in [false, true] {
             for precision in [Precision::Fast, Precision::Exact] {
-                assert_equal(&Case { dtype: DType::Q8_0, activation, precision, resident, early });
+                assert_equal::<D>(&Case { dtype: DType::Q8_0, activation, precision, resident, early });
             }
         }
     }

@@ -1,0 +1,85 @@
+//! Runs models on GPUs of any maker: through Metal on macOS, through Vulkan on Linux and Windows.
+//!
+//! Where the GPU shares the processor's memory, kernels read experts in the very slots that the drive wrote to. A card
+//! with its own memory has expert slots there, and experts are uploaded from RAM.
+
+mod adopt;
+mod backend;
+mod device;
+mod executor;
+mod find;
+mod recorder;
+mod shaders;
+mod weights;
+
+use std::sync::Arc;
+
+use forebay_engine::internals::backend::{BufShape, Precision};
+use forebay_engine::internals::experts::{Device, ExecutorBuilder};
+use forebay_engine::internals::memory::SharedBytes;
+use forebay_engine::{Error, Result};
+use forebay_kernels::Encoding;
+
+pub use device::Variants;
+pub use find::{Api, Found, Kind, find};
+
+use backend::GpuBackend;
+use device::Gpu;
+use weights::WeightKind;
+
+/// Tokens of a prompt that one pass computes.
+const CHUNK: usize = 512;
+
+/// A GPU that models can be computed on.
+pub struct PortableGpu(Arc<Gpu>);
+
+impl PortableGpu {
+    /// Opens a GPU with this much of its memory; by default all of it, less a margin. A GPU that shares the processor's
+    /// memory has no memory of its own: [`Options::memory`](forebay_engine::Options::memory) limits both.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub fn open(found: &Found, memory: Option<u64>, variants: Variants) -> Result<PortableGpu> {
+        Gpu::open(found, memory, variants).map(PortableGpu)
+    }
+
+    /// Its product name and interface.
+    pub fn name(&self) -> String {
+        self.0.name()
+    }
+
+    /// Bytes in use, by purpose.
+    pub fn used(&self) -> Vec<(&'static str, u64)> {
+        self.0.used()
+    }
+}
+
+impl Device for PortableGpu {
+    fn executor(&self, precision: Precision, buffers: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
+        Ok(Box::new(GpuBackend::new(&self.0, precision, buffers)?))
+    }
+
+    fn computes(&self, encoding: Encoding) -> bool {
+        WeightKind::of(encoding).is_some()
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.0.unified
+    }
+
+    fn memory(&self) -> u64 {
+        self.0.budget
+    }
+
+    fn chunk(&self) -> usize {
+        CHUNK
+    }
+
+    fn link_speed(&self) -> Result<f64> {
+        Err(Error::Backend("not measured".into()))
+    }
+
+    fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {
+        Ok(Box::new(self.0.adopt(memory)?))
+    }
+}

@@ -1,0 +1,258 @@
+//! Puts kernels together from text, and compiles them when they are first used.
+//!
+//! A kernel's text is `common.wgsl`, the way in which threads add up, an unpacker for each matrix that it reads, and its
+//! own file. Text between `//each {` and `//}` is repeated for each of these matrices, its *slots*, with the slot's
+//! number in place of `$`. A kernel's buffers are read off its text.
+
+use std::collections::HashMap;
+
+use forebay_engine::{Error, Result};
+use smallvec::SmallVec;
+
+use crate::device::{Gpu, IMMEDIATES, Variants};
+use crate::weights::{Source, WeightKind};
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum File {
+    /// Operations on rows of activations.
+    Rows,
+    /// Rows of a matrix as floats.
+    Embed,
+    /// Products of matrices with single rows of activations.
+    Products,
+}
+
+impl File {
+    fn text(self) -> &'static str {
+        match self {
+            File::Rows => include_str!("../shaders/rows.wgsl"),
+            File::Embed => include_str!("../shaders/embed.wgsl"),
+            File::Products => include_str!("../shaders/products.wgsl"),
+        }
+    }
+}
+
+/// Identifies a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// Its file.
+    pub file: File,
+    /// Its function.
+    pub entry: &'static str,
+    /// The matrices that it reads.
+    pub slots: SmallVec<[Source; 4]>,
+    /// Constants of its text, by name.
+    pub constants: SmallVec<[(&'static str, u32); 4]>,
+}
+
+impl Name {
+    /// A kernel that reads no matrix.
+    pub fn new(file: File, entry: &'static str) -> Name {
+        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new() }
+    }
+
+    /// The same kernel for these matrices.
+    pub fn reading(mut self, slots: impl IntoIterator<Item = Source>) -> Name {
+        self.slots.extend(slots);
+        self
+    }
+
+    /// The same kernel with a constant.
+    pub fn with(mut self, name: &'static str, value: u32) -> Name {
+        self.constants.push((name, value));
+        self
+    }
+
+    /// Its text for a GPU with these variants and subgroups of at least this size.
+    pub fn text(&self, variants: Variants, subgroup: u32) -> String {
+        let mut text = String::new();
+        if variants.halves {
+            text.push_str("enable f16;\n");
+        }
+        let experts = self.slots.iter().any(|slot| slot.experts);
+        if variants.arrays && experts {
+            text.push_str("enable wgpu_binding_array;\n");
+        }
+        text.push_str(&format!("const SUBGROUP: u32 = {subgroup}u;\n"));
+        for (name, value) in &self.constants {
+            text.push_str(&format!("const {name}: u32 = {value}u;\n"));
+        }
+        text.push_str(include_str!("../shaders/common.wgsl"));
+        text.push_str(if variants.subgroups {
+            include_str!("../shaders/sums_subgroups.wgsl")
+        } else {
+            include_str!("../shaders/sums_plain.wgsl")
+        });
+        if !self.slots.is_empty() {
+            text.push_str(include_str!("../shaders/matrix.wgsl"));
+        }
+        for (number, source) in self.slots.iter().enumerate() {
+            text.push_str(&source.text().replace('$', &number.to_string()));
+        }
+        text.push_str(&repeat(self.file.text(), self.slots.len()));
+        number_bindings(&text)
+    }
+}
+
+/// Numbers the bindings, which are written `@binding(#)`, in their order.
+fn number_bindings(text: &str) -> String {
+    let mut parts = text.split("@binding(#)");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for (number, part) in parts.enumerate() {
+        out.push_str(&format!("@binding({number}){part}"));
+    }
+    out
+}
+
+/// Repeats the marked parts of a text.
+fn repeat(text: &str, slots: usize) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut part: Option<String> = None;
+    for line in text.lines() {
+        match (line.trim(), &mut part) {
+            ("//each {", none) => *none = Some(String::new()),
+            ("//}", Some(_)) => {
+                let part = part.take().expect("it has begun");
+                (0..slots).for_each(|slot| out.push_str(&part.replace('$', &slot.to_string())));
+            }
+            (_, Some(part)) => {
+                part.push_str(line);
+                part.push('\n');
+            }
+            (_, None) => {
+                out.push_str(line);
+                out.push('\n');
+            }
+        }
+    }
+    out
+}
+
+/// A compiled kernel.
+pub struct Kernel {
+    pub pipeline: wgpu::ComputePipeline,
+    pub layout: wgpu::BindGroupLayout,
+    /// Its buffers, in order.
+    pub slots: Vec<Slot>,
+}
+
+/// A buffer of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Whether the kernel only reads it.
+    pub read_only: bool,
+    /// Whether it is an array of buffers.
+    pub array: bool,
+}
+
+/// Reads a kernel's buffers off its text.
+pub fn slots_of(text: &str) -> Vec<Slot> {
+    text.lines()
+        .filter(|line| line.trim_start().starts_with("@group(0) @binding("))
+        .map(|line| Slot {
+            read_only: line.contains("<storage, read>"),
+            array: line.contains("binding_array"),
+        })
+        .collect()
+}
+
+/// The kernels that have been used.
+#[derive(Default)]
+pub struct Kernels(HashMap<Name, Kernel>);
+
+/// Buffers in an array: experts' slots are in at most this many allocations.
+pub const ARRAY: u32 = 64;
+
+impl Kernels {
+    /// A kernel, compiled on first use.
+    ///
+    /// # Errors
+    /// If the driver cannot compile it.
+    pub fn get(&mut self, gpu: &Gpu, name: &Name) -> Result<&Kernel> {
+        if !self.0.contains_key(name) {
+            let kernel = compile(gpu, name)?;
+            self.0.insert(name.clone(), kernel);
+        }
+        Ok(&self.0[name])
+    }
+}
+
+fn compile(gpu: &Gpu, name: &Name) -> Result<Kernel> {
+    let text = name.text(gpu.variants, gpu.info.subgroup_min_size);
+    let slots = slots_of(&text);
+    let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let checks = wgpu::ShaderRuntimeChecks::unchecked();
+    let source = wgpu::ShaderSource::Wgsl(text.as_str().into());
+    // SAFETY: kernels check their bounds themselves, and their loops end.
+    let module = unsafe {
+        let description = wgpu::ShaderModuleDescriptor { label: Some(name.entry), source };
+        gpu.device.create_shader_module_trusted(description, checks)
+    };
+    let entries: Vec<wgpu::BindGroupLayoutEntry> = slots
+        .iter()
+        .enumerate()
+        .map(|(binding, slot)| wgpu::BindGroupLayoutEntry {
+            binding: binding as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: slot.read_only },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: slot.array.then(|| std::num::NonZeroU32::new(ARRAY).expect("it is not zero")),
+        })
+        .collect();
+    let layout = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+        label: Some(name.entry),
+        entries: &entries,
+    });
+    let pipeline_layout = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        label: Some(name.entry),
+        bind_group_layouts: &[Some(&layout)],
+        immediate_size: IMMEDIATES,
+    });
+    let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: Some(name.entry),
+        layout: Some(&pipeline_layout),
+        module: &module,
+        entry_point: Some(name.entry),
+        compilation_options: wgpu::PipelineCompilationOptions {
+            zero_initialize_workgroup_memory: false,
+            ..Default::default()
+        },
+        cache: None,
+    });
+    match pollster::block_on(scope.pop()) {
+        Some(error) => {
+            let kinds: Vec<WeightKind> = name.slots.iter().map(|slot| slot.kind).collect();
+            let message = format!("{} cannot compile {} for {kinds:?}: {error}", gpu.name(), name.entry);
+            Err(Error::Backend(message))
+        }
+        None => Ok(Kernel { pipeline, layout, slots }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marked_parts_are_repeated_for_each_slot() {
+        assert_eq!(repeat("a\n//each {\nb$;\n//}\nc", 2), "a\nb0;\nb1;\nc\n");
+        assert_eq!(repeat("//each {\nb$;\n//}", 0), "");
+    }
+
+    #[test]
+    fn buffers_are_read_off_the_text() {
+        let text = "@group(0) @binding(#) var<storage, read> a: binding_array<Words, 64>;\n\
+                    @group(0) @binding(#) var<storage, read_write> b: array<f32>;";
+        let text = number_bindings(text);
+        assert!(
+            text.contains("@binding(0) var<storage, read> a")
+                && text.contains("@binding(1) var<storage, read_write>")
+        );
+        let first = Slot { read_only: true, array: true };
+        assert_eq!(slots_of(&text), [first, Slot { read_only: false, array: false }]);
+    }
+}

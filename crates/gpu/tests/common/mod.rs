@@ -1,0 +1,46 @@
+//! The GPU as a device for the suite in crates/device-tests, in the variants of its kernels.
+
+// Each test program uses only a part of this module.
+#![allow(dead_code)]
+
+use forebay_device_tests::TestDevice;
+use forebay_engine::Result;
+use forebay_gpu::{PortableGpu, Variants, find};
+use forebay_testing::{Need, skipped};
+
+macro_rules! variants {
+    ($($(#[$doc:meta])* $name:ident: $variants:expr;)+) => {
+        $(
+            $(#[$doc])*
+            pub struct $name;
+
+            impl TestDevice for $name {
+                type Device = PortableGpu;
+
+                // Keys and values are rounded to f16.
+                const ATTENTION: f64 = 5e-4;
+                // Both compute in f32, with sums in another order.
+                const RECURRENCE: f64 = 1e-4;
+
+                fn is_there() -> bool {
+                    find().map_err(|why| skipped(Need::PortableGpu, why)).is_ok()
+                }
+
+                fn is_emulated() -> bool {
+                    find().is_ok_and(|found| found[0].kind() == forebay_gpu::Kind::Software)
+                }
+
+                fn open(memory: Option<u64>) -> Result<PortableGpu> {
+                    PortableGpu::open(&find()?[0], memory, $variants)
+                }
+            }
+        )+
+    };
+}
+
+variants! {
+    /// The best GPU of the machine, with all that it has.
+    Best: Variants::ALL;
+    /// The same GPU without anything that a GPU may lack.
+    Plain: Variants::PLAIN;
+}

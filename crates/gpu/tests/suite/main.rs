@@ -1,0 +1,13 @@
+//! The tests of GPUs through Metal and Vulkan. They need such a GPU; a program that computes on the processor in place of
+//! one will do.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod best {
+    forebay_device_tests::device_suite!(crate::common::Best: kernels, operations);
+}
+
+mod plain {
+    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations);
+}
