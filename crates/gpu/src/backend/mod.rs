@@ -1,5 +1,8 @@
 //! Implements the backend's operations by recording kernels.
 
+mod best;
+pub mod choice;
+
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -15,6 +18,8 @@ use crate::device::{Gpu, Memory, Span};
 use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
 use crate::weights::{DenseMatrix, Descriptor};
+use best::Candidates;
+use choice::{Choices, Turn};
 
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
@@ -41,6 +46,8 @@ pub struct GpuBackend {
     /// What kernels know of matrices: first those of `matrices`, then those that were added.
     descriptors: Vec<Descriptor>,
     described: Option<Memory>,
+    choices: Choices,
+    candidates: Candidates,
 }
 
 impl GpuBackend {
@@ -60,6 +67,8 @@ impl GpuBackend {
             vectors: Vec::new(),
             descriptors: Vec::new(),
             described: None,
+            choices: Choices::default(),
+            candidates: Candidates::default(),
         })
     }
 
@@ -302,8 +311,15 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
-    fn route(&mut self, logits: Buf, router: &Router, _: &RouterWeights, _: &mut Routing) -> Result<()> {
-        unimplemented!("{logits:?} {router:?}")
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        weights: &RouterWeights,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let chosen = self.choose(logits, router, weights, Turn::Now)?;
+        self.read_choices([(&chosen, routing)])
     }
 
     fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()> {
@@ -385,7 +401,7 @@ impl Backend for GpuBackend {
         self.recorder.read(&from, cast_slice_mut(out))
     }
 
-    fn best(&mut self, logits: Buf, k: usize, _: &mut Vec<Ranked>) -> Result<()> {
-        unimplemented!("{logits:?} {k}")
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        self.rank_rows(logits, k, out)
     }
 }
