@@ -3,12 +3,14 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use forebay_engine::{Error, Result};
 use wgpu::Features;
 
 use crate::adopt;
 use crate::find::{Api, Found};
+use crate::shaders::ARRAY;
 
 /// What kernels may use. Tests turn parts off, so that the variants for GPUs without them are tested, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +196,29 @@ impl Gpu {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The most bytes of a buffer that has experts' slots.
+    pub fn largest_arena(&self) -> usize {
+        /// Kernels count bytes with 32 bits.
+        const MOST: u64 = 1 << 31;
+        /// Room for the rest of the first and last page.
+        const PAGES: u64 = 1 << 16;
+        let limits = &self.limits;
+        let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST);
+        (most - PAGES) as usize
+    }
+
+    /// How many arenas of experts a kernel is bound to at a time.
+    pub fn window(&self) -> usize {
+        /// The most arenas without arrays of buffers: each is a branch.
+        const MOST: usize = 8;
+        /// Other buffers of these kernels.
+        const OTHERS: usize = 10;
+        match self.variants.arrays {
+            true => ARRAY as usize,
+            false => (self.limits.max_storage_buffers_per_shader_stage as usize - OTHERS).clamp(1, MOST),
+        }
+    }
+
     /// What the GPU has reported since this was last called.
     ///
     /// # Errors
@@ -207,6 +232,24 @@ impl Gpu {
                 Err(Error::Backend(format!("{} cannot compute: {message}", self.name())))
             }
             Some(Failure::Lost(why)) => Err(Error::DeviceLost(format!("{} is lost: {why}", self.name()))),
+        }
+    }
+
+    /// Whether a submission has ended.
+    ///
+    /// # Errors
+    /// If the GPU failed.
+    pub fn has_ended(&self, submission: &wgpu::SubmissionIndex) -> Result<bool> {
+        let wait = wgpu::PollType::Wait {
+            submission_index: Some(submission.clone()),
+            timeout: Some(Duration::ZERO),
+        };
+        let polled = self.device.poll(wait);
+        self.check()?;
+        match polled {
+            Ok(_) => Ok(true),
+            Err(wgpu::PollError::Timeout) => Ok(false),
+            Err(error) => Err(Error::DeviceLost(format!("{} does not answer: {error}", self.name()))),
         }
     }
 

@@ -79,6 +79,11 @@ impl Device for PortableGpu {
         Err(Error::Backend("not measured".into()))
     }
 
+    fn pins_at_once(&self) -> usize {
+        // Kernels reach only some of these parts at a time.
+        if self.0.unified { self.0.largest_arena() } else { 64 << 20 }
+    }
+
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {
         Ok(Box::new(self.0.adopt(memory)?))
     }

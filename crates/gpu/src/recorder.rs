@@ -3,7 +3,7 @@
 //! Everything since the last submission is one command buffer. Parameters of a batch, such as positions and page
 //! tables, go through one buffer, which is written before the commands that read it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytemuck::{Pod, cast_slice};
@@ -98,6 +98,8 @@ pub struct Recorder {
     /// What slots that a kernel does not use are bound to: for reading, and for writing.
     nothing: [Memory; 2],
     readback: Option<wgpu::Buffer>,
+    /// Submissions that may be under way, each with its number.
+    under_way: VecDeque<(u64, wgpu::SubmissionIndex)>,
     pub counts: Counts,
 }
 
@@ -119,6 +121,7 @@ impl Recorder {
             written: Vec::new(),
             sent: 0,
             readback: None,
+            under_way: VecDeque::new(),
             counts: Counts::default(),
         })
     }
@@ -239,8 +242,33 @@ impl Recorder {
         self.send_params();
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.counts.submits += 1;
+        self.under_way.push_back((self.counts.submits, submission.clone()));
         self.gpu.check()?;
         Ok(Some(submission))
+    }
+
+    /// The number of the submission that will have what is recorded next.
+    pub fn next_submission(&self) -> u64 {
+        self.counts.submits + 1
+    }
+
+    /// The number of the last submission that has ended. With `wait`, it waits for the first that is under way.
+    ///
+    /// # Errors
+    /// If the GPU failed.
+    pub fn ended(&mut self, wait: bool) -> Result<u64> {
+        if let Some((_, first)) = self.under_way.front().filter(|_| wait) {
+            self.counts.waits += 1;
+            self.gpu.wait(Some(first.clone()))?;
+            self.under_way.pop_front();
+        }
+        while let Some((number, submission)) = self.under_way.front() {
+            if !self.gpu.has_ended(submission)? {
+                return Ok(number - 1);
+            }
+            self.under_way.pop_front();
+        }
+        Ok(self.counts.submits)
     }
 
     /// Copies a part of a buffer to RAM, after everything recorded.
@@ -265,6 +293,7 @@ impl Recorder {
         buffer.slice(..bytes).map_async(wgpu::MapMode::Read, |_| {});
         self.counts.waits += 1;
         self.gpu.wait(submission)?;
+        self.under_way.clear();
         {
             let mapped = buffer.slice(..bytes).get_mapped_range();
             let mapped = mapped.map_err(|error| {

@@ -25,6 +25,12 @@ pub enum File {
     Routing,
     /// Candidates for the likeliest tokens.
     Best,
+    /// The first half of experts.
+    Gate,
+    /// The second half of experts.
+    Down,
+    /// Sorting pairs by expert, and adding experts' outputs.
+    Mixing,
 }
 
 impl File {
@@ -35,6 +41,13 @@ impl File {
             File::Products => include_str!("../shaders/products.wgsl"),
             File::Routing => include_str!("../shaders/routing.wgsl"),
             File::Best => include_str!("../shaders/best.wgsl"),
+            File::Gate => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_gate.wgsl"))
+            }
+            File::Down => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_down.wgsl"))
+            }
+            File::Mixing => include_str!("../shaders/mixing.wgsl"),
         }
     }
 }
@@ -93,12 +106,33 @@ impl Name {
         if !self.slots.is_empty() {
             text.push_str(include_str!("../shaders/matrix.wgsl"));
         }
+        if experts {
+            let window = self.constants.iter().find(|(name, _)| *name == "WINDOW");
+            text.push_str(&arenas(variants, window.expect("kernels for experts have a window").1));
+        }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
         }
         text.push_str(&repeat(self.file.text(), self.slots.len()));
         number_bindings(&text)
     }
+}
+
+/// The buffers that have experts' slots: as many as a kernel is bound to at a time.
+fn arenas(variants: Variants, window: u32) -> String {
+    if variants.arrays {
+        return include_str!("../shaders/arenas_array.wgsl").to_owned();
+    }
+    let mut text = String::from("\n// The current expert's arena among those that are bound.\nvar<private> arena: u32;\n");
+    for i in 0..window {
+        text.push_str(&format!("@group(0) @binding(#) var<storage, read> arena{i}: array<u32>;\n"));
+    }
+    text.push_str("fn expert_word(word: u32) -> u32 {\n    switch arena {\n");
+    for i in 1..window {
+        text.push_str(&format!("        case {i}u: {{ return arena{i}[word]; }}\n"));
+    }
+    text.push_str("        default: { return arena0[word]; }\n    }\n}\n");
+    text
 }
 
 /// Numbers the bindings, which are written `@binding(#)`, in their order.

@@ -200,8 +200,13 @@ pub trait Device: Send + Sync {
     /// If the device has not enough memory for the measurement, or fails.
     fn link_speed(&self) -> Result<f64>;
 
+    /// Bytes that one call of [`pin`](Self::pin) pins: large enough to be worth a call, small enough to stop soon.
+    fn pins_at_once(&self) -> usize {
+        64 << 20
+    }
+
     /// Pins `memory`, so that the device copies from it directly while the returned value lives. Each copy must lie
-    /// within one pinned part.
+    /// within one pinned part. A device that [shares the process's memory](Self::shares_memory) computes from it.
     ///
     /// # Errors
     /// If the operating system refuses. Copies then take a slower path.

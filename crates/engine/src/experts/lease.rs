@@ -274,11 +274,8 @@ impl Lease {
 
     /// The bytes of the slot as they were read, and where each of the expert's ranges starts in them.
     pub fn raw(&self) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
-        let placement = Placement::new(self.shared.ranges(self.number));
-        let arena = &self.shared.arenas[self.shared.class(self.number)];
-        let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
         // SAFETY: the expert was read into the slot, and the lease pins it, so nobody writes to it.
-        (unsafe { arena.bytes(self.slot, placement.bytes) }, starts)
+        unsafe { self.shared.raw(self.number, self.slot) }
     }
 
     /// The expert's index in its layer.
@@ -304,6 +301,19 @@ impl Lease {
             1 => stored.rows(pick.first..pick.first + rows),
             step => stored.every(pick.first, step),
         }
+    }
+}
+
+impl Shared {
+    /// The bytes of an expert's slot as they were read, and where each of the expert's ranges starts in them.
+    ///
+    /// # Safety
+    /// The expert was read into the slot, and nobody may write to it while the slice lives.
+    pub(super) unsafe fn raw(&self, expert: usize, slot: usize) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
+        let placement = Placement::new(self.ranges(expert));
+        let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
+        // SAFETY: promised by the caller.
+        (unsafe { self.arenas[self.class(expert)].bytes(slot, placement.bytes) }, starts)
     }
 }
 

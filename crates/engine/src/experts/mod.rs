@@ -13,6 +13,7 @@ mod device;
 mod executor;
 mod giving;
 pub(crate) mod heat;
+mod held;
 pub mod io;
 mod lease;
 mod meters;
@@ -38,6 +39,7 @@ pub use executor::{
     RoutingObserver,
 };
 pub use giving::Given;
+pub use held::Held;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
@@ -190,6 +192,9 @@ struct StoreState {
     asked: Vec<LastAsked>,
     /// The number of pictures taken.
     pictures: u32,
+    /// By layer: how many keep all of its experts in their slots, and how often an expert has arrived in a slot.
+    held: Vec<usize>,
+    arrivals: Vec<u64>,
     /// By class: slots without an expert.
     free: Vec<Vec<usize>>,
     /// Which experts are in device memory, if the device has slots.
@@ -314,6 +319,8 @@ impl ExpertStore {
             sent: Vec::new(),
             asked: vec![LastAsked::default(); numbering.count()],
             pictures: 0,
+            held: vec![0; layers.len()],
+            arrivals: vec![0; layers.len()],
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             tier: None,
@@ -404,7 +411,8 @@ impl ExpertStore {
     /// Pins the slots in the background, as far as the operating system allows, so that `device` copies from them
     /// directly.
     pub fn pin(&self, device: &Arc<dyn Device>) {
-        self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), self.slot_memory(pinning::STEP)));
+        let parts = || self.slot_memory(device.pins_at_once());
+        self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), parts()));
     }
 
     /// Waits until [`pin`](Self::pin) has finished.
@@ -573,9 +581,12 @@ impl Shared {
         let slot = match state.free[class].pop() {
             Some(slot) => slot,
             None => {
-                let StoreState { slots, experts, policy, tier, .. } = state;
+                let StoreState { slots, experts, policy, tier, held, .. } = state;
                 let resident = |slot: &Slot| {
                     let expert = slot.expert.filter(|_| slot.pins == 0)?;
+                    if held[self.numbering.place(expert).0] > 0 {
+                        return None;
+                    }
                     matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
                 };
                 let candidates = || slots[class].iter().filter_map(resident);
@@ -620,6 +631,7 @@ impl Shared {
             _ => Residence::Reading { slot, left: left - 1 },
         };
         if left == 1 {
+            state.arrivals[self.numbering.place(expert).0] += 1;
             if state.experts[expert] == Residence::Drive {
                 let class = self.class(expert);
                 state.slots[class][slot] = Slot::default();
