@@ -8,6 +8,7 @@ mod backend;
 mod device;
 mod executor;
 mod find;
+mod grids;
 mod recorder;
 mod shaders;
 mod weights;

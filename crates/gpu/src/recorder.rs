@@ -11,6 +11,7 @@ use forebay_engine::Result;
 use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Memory, Span};
+use crate::grids;
 use crate::shaders::{ARRAY, Kernel, Kernels, Name};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
@@ -98,6 +99,8 @@ pub struct Recorder {
     /// What slots that a kernel does not use are bound to: for reading, and for writing.
     nothing: [Memory; 2],
     readback: Option<wgpu::Buffer>,
+    /// The grids of the IQ types.
+    grids: Memory,
     pub counts: Counts,
 }
 
@@ -107,6 +110,9 @@ impl Recorder {
     /// # Errors
     /// If there is no memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Recorder> {
+        let table = grids::table();
+        let grids = gpu.allocate(4 * table.len() as u64, "scratch")?;
+        gpu.queue.write_buffer(&grids.whole().buffer, 0, cast_slice(&table));
         Ok(Recorder {
             params: gpu.allocate(PARAMS, "batch parameters")?,
             nothing: [gpu.allocate(256, "scratch")?, gpu.allocate(256, "scratch")?],
@@ -119,6 +125,7 @@ impl Recorder {
             written: Vec::new(),
             sent: 0,
             readback: None,
+            grids,
             counts: Counts::default(),
         })
     }
@@ -173,6 +180,8 @@ impl Recorder {
         let most = self.gpu.limits.max_compute_workgroups_per_dimension as usize;
         assert!(grid.iter().all(|&n| n <= most), "a grid of {grid:?} for {}", name.entry);
         let kernel = self.kernels.get(&self.gpu, name)?;
+        let grids = name.has_grids().then(|| Bound::Span(self.grids.whole()));
+        let bound: SmallVec<[&Bound; 16]> = grids.iter().chain(bound).collect();
         assert_eq!(kernel.slots.len(), bound.len(), "the buffers of {}", name.entry);
         if self.groups_of != self.gpu.dropped() {
             self.groups.clear();

@@ -10,6 +10,7 @@ use forebay_engine::{Error, Result};
 use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Variants};
+use crate::grids;
 use crate::weights::{Source, WeightKind};
 
 /// A file of kernels.
@@ -64,6 +65,11 @@ impl Name {
         self
     }
 
+    /// Whether its first buffer has the grids. The recorder binds it.
+    pub fn has_grids(&self) -> bool {
+        self.slots.iter().any(|slot| slot.kind.has_grid())
+    }
+
     /// Its text for a GPU with these variants and subgroups of at least this size.
     pub fn text(&self, variants: Variants, subgroup: u32) -> String {
         let mut text = String::new();
@@ -86,6 +92,9 @@ impl Name {
         });
         if !self.slots.is_empty() {
             text.push_str(include_str!("../shaders/matrix.wgsl"));
+        }
+        if self.has_grids() {
+            text.push_str(&grids::declaration());
         }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
