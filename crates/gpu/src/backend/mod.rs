@@ -16,6 +16,9 @@ use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
 use crate::weights::{DenseMatrix, Descriptor};
 
+/// Batches of more rows are submitted before their results are read.
+const FEW_ROWS: usize = 32;
+
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
 
@@ -363,7 +366,12 @@ impl Backend for GpuBackend {
     }
 
     fn submit(&mut self) -> Result<()> {
-        self.recorder.submit().map(drop)
+        if self.rows > FEW_ROWS {
+            return self.recorder.submit().map(drop);
+        }
+        // The results are read at once, and that submits everything together.
+        self.recorder.close();
+        Ok(())
     }
 
     fn write(&mut self, x: Buf, values: &[f32]) -> Result<()> {
