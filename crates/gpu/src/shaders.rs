@@ -21,6 +21,10 @@ pub enum File {
     Embed,
     /// Products of matrices with single rows of activations.
     Products,
+    /// Routers' choices.
+    Routing,
+    /// Candidates for the likeliest tokens.
+    Best,
 }
 
 impl File {
@@ -29,6 +33,8 @@ impl File {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
+            File::Routing => include_str!("../shaders/routing.wgsl"),
+            File::Best => include_str!("../shaders/best.wgsl"),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Implements the backend's operations by recording kernels.
 
+mod best;
+pub mod choice;
 mod deferred;
 
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use deferred::{Deferred, Norm};
 
 /// Batches of more rows are submitted before their results are read.
 const FEW_ROWS: usize = 32;
+use best::Candidates;
+use choice::{Choices, Turn};
 
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
@@ -54,6 +58,8 @@ pub struct GpuBackend {
     /// The buffer that is in the spare memory.
     moved: Option<usize>,
     spare: Option<Memory>,
+    choices: Choices,
+    candidates: Candidates,
 }
 
 impl GpuBackend {
@@ -77,6 +83,8 @@ impl GpuBackend {
             entered: Vec::new(),
             moved: None,
             spare: None,
+            choices: Choices::default(),
+            candidates: Candidates::default(),
         })
     }
 
@@ -332,8 +340,15 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
-    fn route(&mut self, logits: Buf, router: &Router, _: &RouterWeights, _: &mut Routing) -> Result<()> {
-        unimplemented!("{logits:?} {router:?}")
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        weights: &RouterWeights,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let chosen = self.choose(logits, router, weights, Turn::Now)?;
+        self.read_choices([(&chosen, routing)])
     }
 
     fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()> {
@@ -424,7 +439,7 @@ impl Backend for GpuBackend {
         self.recorder.read(&from, cast_slice_mut(out))
     }
 
-    fn best(&mut self, logits: Buf, k: usize, _: &mut Vec<Ranked>) -> Result<()> {
-        unimplemented!("{logits:?} {k}")
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        self.rank_rows(logits, k, out)
     }
 }
