@@ -26,7 +26,8 @@ impl GpuBackend {
     pub(super) fn rank_rows(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
         assert!(k <= MOST.min(logits.width()), "the best {k} of {}", logits.width());
         let (rows, width) = (self.rows, logits.width());
-        let sizes = [rows * BINS * 4, (rows * 4).next_multiple_of(256), rows * MOST * 8].map(|size| size as u64);
+        let sizes =
+            [rows * BINS * 4, (rows * 4).next_multiple_of(256), rows * MOST * 8].map(|size| size as u64);
         let memory = match self.candidates.0.take() {
             Some(memory) if memory.bytes() >= sizes.iter().sum() => memory,
             _ => self.gpu.allocate(sizes.iter().sum(), "scratch")?,
@@ -41,7 +42,7 @@ impl GpuBackend {
         let bound: [Bound; 4] = [self.at(logits).into(), bins.into(), found.into(), gathered.into()];
         let shares = width.div_ceil(SHARE);
         for (entry, workgroups) in [("clear", BINS / THREADS), ("count", shares), ("gather", shares)] {
-            self.recorder.record(&Name::new(File::Best, entry), [workgroups, rows, 1], &args, &bound)?;
+            self.record(&Name::new(File::Best, entry), [workgroups, rows, 1], &args, &bound)?;
         }
         let mut words = vec![0u32; (results.bytes / 4) as usize];
         self.recorder.read(&results, cast_slice_mut(&mut words))?;

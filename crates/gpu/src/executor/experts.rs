@@ -61,6 +61,12 @@ impl GpuExperts {
         GpuExperts { backend, places, lists: None }
     }
 
+    /// Starts what is recorded.
+    pub fn submit(&mut self) -> Result<()> {
+        self.backend.flush()?;
+        self.backend.recorder.submit().map(drop)
+    }
+
     /// Computes the logits of a mixture's router, unless they are ready.
     pub fn router_logits(&mut self, mixture: &Mixture<'_>) -> Result<()> {
         match mixture.ready {
@@ -145,7 +151,7 @@ impl GpuExperts {
             None => self.start(File::Down, "down", (&[down], jobs), &args, &bound),
             Some((chosen, _)) => {
                 let name = self.named(File::Down, "down_sum", &[down], jobs);
-                self.backend.recorder.record(&name, [down.rows.div_ceil(ROWS), chosen.rows, 1], &args, &bound)
+                self.backend.record(&name, [down.rows.div_ceil(ROWS), chosen.rows, 1], &args, &bound)
             }
         }
     }
@@ -192,7 +198,7 @@ impl GpuExperts {
             Jobs::Pairs(chosen) => chosen.pairs(),
             Jobs::Tiles { count, .. } => *count,
         };
-        self.backend.recorder.record(&name, [parts[0].rows.div_ceil(ROWS), count, 1], args, bound)
+        self.backend.record(&name, [parts[0].rows.div_ceil(ROWS), count, 1], args, bound)
     }
 
     /// Adds the outputs of each row's experts in the order of ranks. `weights` has those of all pairs, and `places`
@@ -211,7 +217,7 @@ impl GpuExperts {
         let bound =
             [Bound::None, Bound::None, places.into(), Bound::None, weights.into(), outputs, out];
         let name = Name::new(File::Mixing, "combine").with("EXPERTS", 1);
-        backend.recorder.record(&name, [width.div_ceil(THREADS), rows, 1], &args, &bound)
+        backend.record(&name, [width.div_ceil(THREADS), rows, 1], &args, &bound)
     }
 
     /// Sorts the pairs of a choice by expert, on the GPU.
@@ -237,7 +243,7 @@ impl GpuExperts {
         let [of_tokens, of_places, of_tiles] = lists;
         let experts = chosen.experts.clone().into();
         let bound = [experts, of_tokens, of_places, of_tiles, Bound::None, Bound::None, Bound::None];
-        backend.recorder.record(&name, [1, 1, 1], &args, &bound)?;
+        backend.record(&name, [1, 1, 1], &args, &bound)?;
         Ok(Sorted { jobs: Jobs::Tiles { tiles, count, size, tokens }, places })
     }
 

@@ -1,13 +1,12 @@
 //! Computes mixtures on a GPU that shares the processor's memory: experts are read by kernels in the very slots that
 //! the drive wrote to.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytemuck::cast_slice_mut;
 use forebay_engine::internals::backend::{Backend, Routing};
 use forebay_engine::internals::experts::{
-    Access, BatchShape, ExpertExecutor, ExpertStore, Held, Lease, Leases, Meanwhile, Mixture,
+    Access, BatchShape, ExpertExecutor, ExpertStore, Held, Lease, Meanwhile, Mixture,
 };
 use forebay_engine::{ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
@@ -18,13 +17,6 @@ use crate::device::{Memory, Span};
 
 /// The most numbers that are noted of a layer: the choices of a few tokens.
 const NOTED: usize = 2048;
-
-/// What kernels read until a submission has ended.
-struct InUse {
-    submission: u64,
-    _leases: Leases,
-    _held: Option<Held>,
-}
 
 /// The choices of layers whose experts are all in memory, which the store learns of after the pass.
 #[derive(Default)]
@@ -41,8 +33,6 @@ pub struct SharedExecutor {
     store: Arc<ExpertStore>,
     prefetch: bool,
     access: Access,
-    /// What submissions under way read, the first first.
-    in_use: VecDeque<InUse>,
     notes: Notes,
     /// The current layer's choices, and the prediction for the next layer. Kept to reuse their memory.
     routing: Routing,
@@ -56,7 +46,6 @@ impl SharedExecutor {
             store,
             prefetch,
             access: Access::Prompt,
-            in_use: VecDeque::new(),
             notes: Notes::default(),
             routing: Routing::default(),
             expected: Routing::default(),
@@ -77,8 +66,7 @@ impl SharedExecutor {
         if self.access == Access::Token && !self.store.holds_all() {
             self.note(layer, &chosen)?;
         }
-        let submission = self.gpu.backend.recorder.next_submission();
-        self.in_use.push_back(InUse { submission, _leases: Leases::new(), _held: Some(held) });
+        self.gpu.backend.recorder.keep(Box::new(held));
         self.gpu.mix(&mixture, &chosen)?;
         meanwhile(&mut self.gpu.backend)
     }
@@ -88,7 +76,7 @@ impl SharedExecutor {
     /// Experts in memory are computed while others are read. Outputs are kept apart and added in the order of ranks, so
     /// that the order of arrival changes no bit.
     fn mix_streamed(&mut self, mut mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
-        let SharedExecutor { gpu, store, routing, expected, in_use, .. } = self;
+        let SharedExecutor { gpu, store, routing, expected, .. } = self;
         let Mixture { router, weights, input, logits, experts, .. } = mixture;
         let layer = experts.layer;
         let chosen = gpu.backend.choose(logits, router, &weights, Turn::Now)?;
@@ -102,8 +90,6 @@ impl SharedExecutor {
                 gpu.backend.read_choices([(&chosen, &mut *routing), (&predicted, &mut *expected)])?;
             }
         }
-        // Everything submitted has ended.
-        in_use.clear();
         if let Some(observer) = mixture.observer.take() {
             observer(layer, routing);
         }
@@ -114,16 +100,10 @@ impl SharedExecutor {
         }
         meanwhile(&mut gpu.backend)?;
         // The drive reads in the meantime.
-        gpu.backend.submit()?;
+        gpu.submit()?;
         let [tokens, places] = gpu.sorted_places(routing)?;
         loop {
-            let recorder = &mut gpu.backend.recorder;
-            let leases = acquisition.next_ready_releasing(&mut |wait| {
-                let ended = recorder.ended(wait)?;
-                let before = in_use.len();
-                in_use.retain(|used| used.submission > ended);
-                Ok(in_use.len() < before)
-            })?;
+            let leases = acquisition.next_ready_releasing(&mut |wait| gpu.backend.gpu.release(wait))?;
             let Some(mut leases) = leases else { break };
             leases.sort_unstable_by_key(Lease::expert);
             for lease in &leases {
@@ -133,10 +113,9 @@ impl SharedExecutor {
             let arrived = leases.iter().map(Lease::expert);
             let jobs = gpu.jobs_of(routing, arrived.clone(), &tokens)?;
             let windows = gpu.places.windows(layer, arrived);
-            let submission = gpu.backend.recorder.next_submission();
             gpu.compute(&experts, &jobs, &windows)?;
-            in_use.push_back(InUse { submission, _leases: leases, _held: None });
-            gpu.backend.submit()?;
+            gpu.backend.recorder.keep(Box::new(leases));
+            gpu.submit()?;
         }
         gpu.sum(&experts, chosen.weights, Some(places), &mixture)
     }
@@ -153,15 +132,9 @@ impl SharedExecutor {
             }
         };
         let to = memory.whole().part((layer.0 * NOTED * 4) as u64, chosen.experts.bytes);
+        backend.flush()?;
         backend.recorder.copy(&chosen.experts, &to);
         self.notes.layers.push((layer, chosen.pairs()));
-        Ok(())
-    }
-
-    /// Drops what submissions that have ended were reading.
-    fn release(&mut self) -> Result<()> {
-        let ended = self.gpu.backend.recorder.ended(false)?;
-        self.in_use.retain(|used| used.submission > ended);
         Ok(())
     }
 }
@@ -198,7 +171,7 @@ impl ExpertExecutor for SharedExecutor {
         }
         self.notes.layers.clear();
         self.gpu.backend.begin(batch.rows);
-        self.release()
+        self.gpu.backend.gpu.release(false).map(drop)
     }
 
     fn mixture(&mut self, mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
@@ -227,5 +200,13 @@ impl ExpertExecutor for SharedExecutor {
 
     fn forget(&mut self) {
         self.notes.layers.clear();
+    }
+}
+
+impl Drop for SharedExecutor {
+    fn drop(&mut self) {
+        // The store's slots are no longer read then. A lost GPU reads nothing.
+        self.gpu.backend.gpu.submit_closed();
+        let _ = self.gpu.backend.gpu.wait(None);
     }
 }
