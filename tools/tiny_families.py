@@ -5,7 +5,7 @@
     tools/tiny_families.py LLAMA_CPP XLLAMACPP FAMILY…
     tools/golden pack FAMILY…
 
-The families and their settings are in tiny_family_alike.py and tiny_family_mixed.py. LLAMA_CPP is llama.cpp's source,
+The families and their settings are in the files tiny_family_*.py. LLAMA_CPP is llama.cpp's source,
 whose converter writes the GGUF file. XLLAMACPP is a library with llama.cpp in it, which computes logits for comparison.
 Both are in the package xllamacpp 2026.10.11549: thirdparty/llama.cpp is in its source archive, and
 xllamacpp/xllamacpp.abi3.so is in its wheel. A C compiler is needed.
@@ -127,8 +127,10 @@ class Family:
 def main() -> None:
     import tiny_family_alike
     import tiny_family_mixed
+    import tiny_family_single
 
-    families = {family.name: family for family in [*tiny_family_alike.FAMILIES, *tiny_family_mixed.FAMILIES]}
+    listed = [tiny_family_alike, tiny_family_mixed, tiny_family_single]
+    families = {family.name: family for file in listed for family in file.FAMILIES}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("llama_cpp", type=Path)
     parser.add_argument("xllamacpp", type=Path)

@@ -69,8 +69,9 @@ fn operations_on_rows_are_the_processors() {
             Activation::GeGlu,
             Activation::ReGlu,
         ] {
-            each(&|b| b.activate(x, y, activation).unwrap());
+            each(&|b| b.activate(x, Some(y), activation).unwrap());
         }
+        each(&|b| b.activate(x, None, Activation::ReluSquared).unwrap());
         for function in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
             for gate in [y, some, one] {
                 each(&|b| b.gate(x, gate, function).unwrap());

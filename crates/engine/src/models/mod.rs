@@ -167,8 +167,8 @@ pub trait Model: Send + Sync {
     /// The number of logits.
     fn vocab(&self) -> usize;
 
-    /// The shape of each layer's state.
-    fn state(&self) -> Vec<StateShape>;
+    /// The shape of each layer's state; `None` for layers that keep nothing.
+    fn state(&self) -> Vec<Option<StateShape>>;
 }
 
 /// Finds the family of the model in a file and describes the model.
