@@ -120,6 +120,8 @@ class Family:
     tokenizer: str = COMMON_TOKENIZER
     # For the converter.
     arguments: tuple[str, ...] = ()
+    # llama.cpp computes this model. It cannot compute one without the recurrent layers that its architecture has.
+    in_llama_cpp: bool = True
     # The converter must read config.json itself, because it does not understand what transformers makes of it.
     raw: bool = False
 
@@ -184,9 +186,10 @@ def make(family: Family, llama: "Llama") -> None:
         misread = compute(switched(model, family.misread), tokens)
         notes.append(f"misread by llama.cpp {distance(misread, logits):.1e}")
         logits = misread
-    difference = distance(llama.logits(folder, family, tokens), logits)
-    notes.append(f"llama.cpp {difference:.1e}")
-    assert difference < AGREED, f"{family.name}: llama.cpp's logits differ by {difference:.1e}"
+    if family.in_llama_cpp:
+        difference = distance(llama.logits(folder, family, tokens), logits)
+        notes.append(f"llama.cpp {difference:.1e}")
+        assert difference < AGREED, f"{family.name}: llama.cpp's logits differ by {difference:.1e}"
     print(f"{family.name}: {', '.join(notes)}", flush=True)
 
 

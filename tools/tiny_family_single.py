@@ -37,16 +37,16 @@ FAMILIES = [
         published=NEMOTRON_H_PATTERN,
         unpublished=("layers_block_type",),
         exact=("e_score_correction_bias",),
-        # GGUF files do not say how many groups are used.
-        variant=("groups", {"n_group": 4, "topk_group": 2}),
+        in_llama_cpp=False,
         off=NEMOTRON_H_OFF,
     ),
     Family(
         "nemotron_h_latent",
         "NemotronHForCausalLM",
-        NEMOTRON_H | {"moe_latent_size": 32},
+        NEMOTRON_H | {"moe_latent_size": 32, "n_group": 4, "topk_group": 2},
         pre="pixtral",
         exact=("e_score_correction_bias",),
-        off=NEMOTRON_H_OFF | {"latent": tensors_set(0, "fc2_latent_proj.weight")},
+        in_llama_cpp=False,
+        off=NEMOTRON_H_OFF | {"latent": tensors_set(0, "fc2_latent_proj.weight"), "groups": {"topk_group": 4}},
     ),
 ]

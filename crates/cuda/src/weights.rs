@@ -465,7 +465,8 @@ impl LayerExperts {
 
     /// Sets the table in which kernels look up the experts' slots.
     pub fn look_in(&mut self, table: Address) {
-        for Parts { gate, up, down } in [Some(&mut self.parts), self.adjugate.as_mut()].into_iter().flatten() {
+        for Parts { gate, up, down } in [Some(&mut self.parts), self.adjugate.as_mut()].into_iter().flatten()
+        {
             gate.iter_mut().chain([up, down]).for_each(|part| part.slots = table);
         }
     }

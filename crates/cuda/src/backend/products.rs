@@ -1,9 +1,7 @@
 //! Matrix products.
 
 use forebay_engine::Result;
-use forebay_engine::internals::backend::{
-    Activation, Buf, HeadMatrices, Matrix, Parts, Precision, Vector,
-};
+use forebay_engine::internals::backend::{Activation, Buf, HeadMatrices, Matrix, Parts, Precision, Vector};
 
 use super::deferred::PriorNorm;
 use super::{CudaBackend, Scratch};

@@ -153,13 +153,7 @@ impl GpuExperts {
         let halves = match kept.filter(|_| !few) {
             None if !few => {
                 let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
-                Some(backend.halve_to(
-                    scratch,
-                    backend.at(x),
-                    [backend.rows, x.width()],
-                    split,
-                    [0; 2],
-                )?)
+                Some(backend.halve_to(scratch, backend.at(x), [backend.rows, x.width()], split, [0; 2])?)
             }
             known => known,
         };
@@ -246,7 +240,8 @@ impl CudaBackend {
         w: &'w Parts<DeviceMatrix>,
         biases: Parts<Address>,
     ) -> SmallVec<[Product<'w>; 2]> {
-        let product = |w: &'w DeviceMatrix, out: Buf, bias| Product { w, out: self.at(out), width: w.rows, bias };
+        let product =
+            |w: &'w DeviceMatrix, out: Buf, bias| Product { w, out: self.at(out), width: w.rows, bias };
         match w.gate.as_ref().zip(block.up) {
             Some((gate, up)) => smallvec![
                 product(gate, block.inner, biases.gate.unwrap_or_default()),

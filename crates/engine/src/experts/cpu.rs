@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 
 use super::executor::{Access, BatchShape, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture};
 use super::{ExpertStore, Lease};
+use crate::ExpertIdx;
 use crate::backend::{Backend, CpuBackend, ExpertWeights, Routing};
 use crate::error::Result;
-use crate::ExpertIdx;
 
 /// Computes mixtures on the CPU.
 pub struct CpuExecutor {

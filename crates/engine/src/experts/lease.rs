@@ -300,7 +300,8 @@ impl Lease {
                 Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
                 None => &[],
             });
-            let stored = MatRef::from_planes(encoding, rows * pick.of, cols, Planes { codes, scales, biases });
+            let stored =
+                MatRef::from_planes(encoding, rows * pick.of, cols, Planes { codes, scales, biases });
             match pick.step {
                 1 => stored.rows(pick.first..pick.first + rows),
                 step => stored.every(pick.first, step),

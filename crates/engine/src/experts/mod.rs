@@ -34,8 +34,8 @@ pub use assistant::{Assistant, Outputs};
 pub use cpu::CpuExecutor;
 pub use device::DeviceSlots;
 pub use executor::{
-    Access, BatchShape, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture, NextMixture,
-    RoutingObserver,
+    Access, BatchShape, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
+    NextMixture, RoutingObserver,
 };
 pub use giving::Given;
 pub use io::{ByteSource, FileSource, IoMethod};

@@ -151,6 +151,12 @@ impl<'a> Builder<'a> {
         self.discovery.as_ref().is_some_and(|d| (d.optional)(name))
     }
 
+    /// Declares a tensor that nothing reads, if the file has it.
+    pub fn ignore(&mut self, name: Name) {
+        let tensor = self.file.tensor(&name.in_format(self.format()));
+        self.declared.extend(tensor.map(|tensor| tensor.name.as_str()));
+    }
+
     /// The number of rows of a matrix if the configuration does not have it, such as the vocabulary size.
     ///
     /// # Errors

@@ -69,7 +69,9 @@ pub(super) fn find(
         Some(adjugate) => {
             let stacks = find_blocks(b, layer, adjugate)?;
             if stacks.iter().any(|stack| stack.scales.is_some()) {
-                return Err(b.error(format!("adjugate experts of layer {layer} have scales, which is not supported")));
+                return Err(b.error(format!(
+                    "adjugate experts of layer {layer} have scales, which is not supported"
+                )));
             }
             Some(stacks)
         }
@@ -109,7 +111,10 @@ impl Search<'_, '_> {
     }
 
     /// Something for each matrix: from its name as a number of `[gate, up, down]`, its rows and its columns.
-    fn each<T>(&mut self, mut make: impl FnMut(&mut Self, usize, [usize; 2]) -> Result<T>) -> Result<Parts<T>> {
+    fn each<T>(
+        &mut self,
+        mut make: impl FnMut(&mut Self, usize, [usize; 2]) -> Result<T>,
+    ) -> Result<Parts<T>> {
         let BlockShape { width, inner, is_gated, .. } = *self.shape;
         let gate = if is_gated { Some(make(self, 0, [inner, width])?) } else { None };
         Ok(Parts { gate, up: make(self, 1, [inner, width])?, down: make(self, 2, [width, inner])? })
@@ -131,7 +136,9 @@ impl Search<'_, '_> {
         for before in prefixes {
             let name = |search: &Self, part: &str| search.name(&format!("{before}{part}{after}"));
             if self.b.find(&name(self, self.first(PARTS)))?.is_some() {
-                return self.each(|search, part, shape| search.stack(&name(search, PARTS[part]), shape)).map(Some);
+                return self
+                    .each(|search, part, shape| search.stack(&name(search, PARTS[part]), shape))
+                    .map(Some);
             }
         }
         Ok(None)

@@ -547,20 +547,19 @@ impl FfnBuffers {
         let adjugate = mixture.adjugate.map(|Adjugate { inner, scale, .. }| {
             (block(inner, buffers.adjugate.expect(DECLARED), None, Parts::default()), scale)
         });
-        let block = Moe {
-            router,
-            reads,
-            logits: buffers.logits.narrow(router.experts),
-            x,
-            experts_read,
-            block: block(mixture.inner, buffers.out, biases, scales),
-            adjugate,
-            shared: buffers.shared.zip(mixture.shared).map(|((inner, [gate, out]), shared)| SharedExpert {
-                mlp: inner.mlp(&shared.dense),
-                gate,
-                out,
-            }),
-        };
+        let block =
+            Moe {
+                router,
+                reads,
+                logits: buffers.logits.narrow(router.experts),
+                x,
+                experts_read,
+                block: block(mixture.inner, buffers.out, biases, scales),
+                adjugate,
+                shared: buffers.shared.zip(mixture.shared).map(|((inner, [gate, out]), shared)| {
+                    SharedExpert { mlp: inner.mlp(&shared.dense), gate, out }
+                }),
+            };
         Ok((block, moe))
     }
 }
@@ -582,9 +581,10 @@ impl MixtureBuffers {
             inner: Inner::declare(b, inner, has_gates),
             out: b.buffer(out),
             adjugate: mixtures.iter().any(|m| m.adjugate.is_some()).then(|| b.buffer(out)),
-            shared: shared().map(|dense| dense.inner).max().map(|inner| {
-                (Inner::declare(b, inner, shared_has_gates), [b.buffer(1), b.buffer(hidden)])
-            }),
+            shared: shared()
+                .map(|dense| dense.inner)
+                .max()
+                .map(|inner| (Inner::declare(b, inner, shared_has_gates), [b.buffer(1), b.buffer(hidden)])),
             normed: normed.then(|| b.buffer(hidden)),
             weighed: weighed.then(|| b.buffer(hidden)),
             latent: latent.map(|width| [b.buffer(width), b.buffer(width)]),

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
 use forebay_engine::internals::backend::{
-    Activation, Backend, Buf, BufShape, CpuBackend, ExpertBlock, Experts, HostMatrix, Matrix, Parts, Precision,
-    Router, RouterWeights, Routing, Scores, Weight,
+    Activation, Backend, Buf, BufShape, CpuBackend, ExpertBlock, Experts, HostMatrix, Matrix, Parts,
+    Precision, Router, RouterWeights, Routing, Scores, Weight,
 };
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{

@@ -26,7 +26,8 @@ impl CpuBackend {
         let &Experts { x, block, adjugate, .. } = experts;
         if self.expert_input != Some(x.id) {
             let blocks = weights.iter().flat_map(|w| [Some(w.parts), w.adjugate]).flatten();
-            let encodings = blocks.flat_map(|parts| [parts.gate, Some(parts.up)]).flatten().map(|w| w.encoding);
+            let encodings =
+                blocks.flat_map(|parts| [parts.gate, Some(parts.up)]).flatten().map(|w| w.encoding);
             let input = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
             let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
             compute.quantise(input, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
@@ -97,7 +98,8 @@ impl CpuBackend {
         };
         if let Some(biases) = biases {
             let [bias, other] = biases.inputs();
-            for (data, bias) in [&mut first, &mut second].into_iter().zip([bias, other].into_iter().flatten()) {
+            for (data, bias) in [&mut first, &mut second].into_iter().zip([bias, other].into_iter().flatten())
+            {
                 add_bias(data, inner, bias);
             }
         }
