@@ -207,7 +207,7 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
     let [norm, value_norm] = [1, 2].map(Vector::nth);
     let rope = Rope { frequencies: numbers(ROTATED / 2, 4), divisors: None, scale: 1.1 };
     let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs: RopePairs::HalfSplit, angles };
-    let mut states = [0, 1].map(|_| SequenceState::new(0, &[StateShape::Attention(kv)], b));
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(StateShape::Attention(kv))], b));
     let mut results = Vec::new();
     for (batch, lens) in [&[75usize, 21][..], &[2], &[1, 1], &[1, 1]].into_iter().enumerate() {
         let rows: usize = lens.iter().sum();
@@ -274,7 +274,7 @@ fn convolutions_go_on_where_they_ended() {
         compare("convolution", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
             let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
-            let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
+            let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(shape)], b));
             let mut results = Vec::new();
             for (batch, lens) in [[1usize, 9], [1, 1], [7, 2], [2, 1]].into_iter().enumerate() {
                 let rows = lens[0] + lens[1];

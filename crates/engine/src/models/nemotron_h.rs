@@ -6,7 +6,7 @@ use super::attention::{AttentionNames, Grouped};
 use super::deepseek2;
 use super::feed_forward::{self, Dense, Mixture, Projections, Shared};
 use super::recipe::{LayerRecipe, Norms, Recipe};
-use super::{Arch, Builder, Config, ExpertNames, LayerKind, Model, Name, Reference, decoder, keys};
+use super::{Arch, Builder, Config, ExpertNames, Model, Name, Reference, decoder, keys};
 use crate::backend::{Activation, GroupScore, Router, Scores};
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -53,22 +53,13 @@ const PROJECTIONS: [Name; 2] = [
     Name::new("ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),
 ];
 
-/// The sizes of Mamba2 layers. Files without such layers have them, too.
-const MAMBA_SIZES: [Key; 5] = [
-    Key { gguf: "ssm.conv_kernel", hugging_face: &["conv_kernel"] },
-    Key { gguf: "ssm.state_size", hugging_face: &["ssm_state_size"] },
-    Key { gguf: "ssm.group_count", hugging_face: &["n_groups"] },
-    Key { gguf: "ssm.inner_size", hugging_face: &[] },
-    Key { gguf: "ssm.time_step_rank", hugging_face: &["mamba_num_heads"] },
-];
-
 /// What is said of the blocks that are not supported.
 const MAMBA: &str = "layers of Mamba2";
 
 /// The block of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Block {
-    Attention,
+    Attention { kv_heads: usize },
     Mixture,
 }
 
@@ -81,26 +72,27 @@ fn describe(config: &Config<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Model>> 
     if let Some(other) = config.optional_count(keys::SHARED_EXPERTS)?.filter(|&count| count != 1) {
         return Err(config.unsupported(keys::SHARED_EXPERTS, &other.to_string()));
     }
-    // Files have settings of a rotation, but there is none.
-    config.optional_count(keys::ROPE_DIM)?;
-    config.optional_float(keys::ROPE_BASE)?;
-    MAMBA_SIZES.into_iter().try_for_each(|key| config.number(key).map(drop))?;
-    let layer = |(l, block): (usize, Block)| -> Result<LayerRecipe> {
-        let own = config.of_layer(l, LayerKind::Full);
+    let blocks = blocks(config)?;
+    let mixture = mixture(config)?;
+    let layer = |block: Block| -> Result<LayerRecipe> {
         Ok(match block {
-            Block::Attention => {
-                LayerRecipe::of_mixer(Grouped { names: ATTENTION, ..Grouped::of_config(&own)? }, NORM)
-            }
-            Block::Mixture => LayerRecipe::of_feed_forward(mixture(&own)?, NORM),
+            Block::Attention { kv_heads } => LayerRecipe::of_mixer(attention(config, kv_heads)?, NORM),
+            Block::Mixture => LayerRecipe::of_feed_forward(mixture.clone(), NORM),
         })
     };
-    let layers = blocks(config)?.into_iter().enumerate().map(layer).collect::<Result<_>>()?;
+    let layers = blocks.into_iter().map(layer).collect::<Result<_>>()?;
     let eps = match config.optional_float(OTHER_EPS)? {
         Some(eps) => config.optional_float(NORM_EPS)?.unwrap_or(eps),
         None => config.float(NORM_EPS)?,
     };
     let recipe = Recipe::with_norms(layers, Norms::rms(eps));
     decoder::describe(config, b, &Recipe { embed: EMBED, output_norm: OUTPUT_NORM, ..recipe })
+}
+
+fn attention(config: &Config<'_>, kv_heads: usize) -> Result<Grouped> {
+    let (heads, dim) = (config.count(keys::HEADS)?, config.count(keys::KEY_DIM)?);
+    let value_dim = config.optional_count(keys::VALUE_DIM)?.unwrap_or(dim);
+    Ok(Grouped { value_dim, names: ATTENTION, ..Grouped::of(config, [heads, kv_heads], dim)? })
 }
 
 fn mixture(config: &Config<'_>) -> Result<Mixture> {
@@ -136,7 +128,7 @@ fn blocks(config: &Config<'_>) -> Result<Vec<Block>> {
         let numbers = |key| config.optional_counts(key, layers)?.ok_or_else(|| config.missing(key));
         let block = |(kv_heads, inner)| match (kv_heads, inner) {
             (0, 0) => Err(config.unsupported(keys::KV_HEADS, MAMBA)),
-            (_, 0) => Ok(Block::Attention),
+            (kv_heads, 0) => Ok(Block::Attention { kv_heads }),
             _ => Ok(Block::Mixture),
         };
         return numbers(keys::KV_HEADS)?.into_iter().zip(numbers(keys::INNER)?).map(block).collect();
@@ -145,8 +137,9 @@ fn blocks(config: &Config<'_>) -> Result<Vec<Block>> {
     if names.len() != layers {
         return Err(config.error(keys::BLOCKS, "does not have one block for each layer"));
     }
+    let kv_heads = config.count(keys::KV_HEADS)?;
     let block = |name: &String| match &**name {
-        "*" | "attention" | "full_attention" => Ok(Block::Attention),
+        "*" | "attention" | "full_attention" => Ok(Block::Attention { kv_heads }),
         "E" | "moe" => Ok(Block::Mixture),
         "M" | "mamba" | "linear_attention" => Err(config.unsupported(keys::BLOCKS, MAMBA)),
         other => Err(config.unsupported(keys::BLOCKS, other)),
