@@ -205,6 +205,7 @@ pub fn activation_args(activation: Activation) -> (usize, f32, f32) {
         Activation::ClippedAfter(limit) => (3, 0.0, limit),
         Activation::GeGlu => (4, 0.0, 0.0),
         Activation::ReGlu => (5, 0.0, 0.0),
+        Activation::ReluSquared => (6, 0.0, 0.0),
     }
 }
 
@@ -372,11 +373,12 @@ impl Backend for GpuBackend {
         self.each_number("scale", x, &args, Bound::None, w)
     }
 
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()> {
         let (kind, alpha, limit) = activation_args(activation);
         let args = RowArgs { kind, alpha, limit, ..RowArgs::default() };
-        let up = self.at(up).into();
-        self.each_number("activate_all", gate, &args, up, Bound::None)
+        // Without a gate, the second argument is not used.
+        let up = self.at(up.unwrap_or(x)).into();
+        self.each_number("activate_all", x, &args, up, Bound::None)
     }
 
     fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {
