@@ -21,6 +21,10 @@ pub enum File {
     Embed,
     /// Products of matrices with single rows of activations.
     Products,
+    /// Attention of any shape.
+    Attention,
+    /// Linear attention, and convolutions.
+    Delta,
 }
 
 impl File {
@@ -29,6 +33,8 @@ impl File {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
+            File::Attention => include_str!("../shaders/attention.wgsl"),
+            File::Delta => include_str!("../shaders/delta.wgsl"),
         }
     }
 }
@@ -44,12 +50,46 @@ pub struct Name {
     pub slots: SmallVec<[Source; 4]>,
     /// Constants of its text, by name.
     pub constants: SmallVec<[(&'static str, u32); 4]>,
+    /// The heap, if it reaches that.
+    pub heap: Option<HeapView>,
+}
+
+/// How a kernel reaches the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeapView {
+    /// The number of blocks.
+    pub blocks: u32,
+    /// What it reads and writes at a time.
+    pub cell: Cell,
+}
+
+/// What a kernel reads and writes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cell {
+    /// A number.
+    Single,
+    /// Four numbers of type f32.
+    FourSingles,
+    /// Four numbers of type f16.
+    FourHalves,
+}
+
+impl HeapView {
+    fn text(self) -> String {
+        let cell = match self.cell {
+            Cell::Single => "alias Cell = f32;\nconst CELL_BYTES: u32 = 4u;\n",
+            Cell::FourSingles => include_str!("../shaders/cells_singles.wgsl"),
+            Cell::FourHalves => include_str!("../shaders/cells_halves.wgsl"),
+        };
+        let blocks = format!("const BLOCKS: u32 = {}u;\n", self.blocks);
+        blocks + cell + &repeat(include_str!("../shaders/heap.wgsl"), self.blocks as usize)
+    }
 }
 
 impl Name {
     /// A kernel that reads no matrix.
     pub fn new(file: File, entry: &'static str) -> Name {
-        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new() }
+        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new(), heap: None }
     }
 
     /// The same kernel for these matrices.
@@ -61,6 +101,12 @@ impl Name {
     /// The same kernel with a constant.
     pub fn with(mut self, name: &'static str, value: u32) -> Name {
         self.constants.push((name, value));
+        self
+    }
+
+    /// The same kernel with the heap.
+    pub fn reaching(mut self, heap: HeapView) -> Name {
+        self.heap = Some(heap);
         self
     }
 
@@ -89,6 +135,9 @@ impl Name {
         }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
+        }
+        if let Some(heap) = self.heap {
+            text.push_str(&heap.text());
         }
         text.push_str(&repeat(self.file.text(), self.slots.len()));
         number_bindings(&text)

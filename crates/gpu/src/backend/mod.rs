@@ -1,20 +1,26 @@
 //! Implements the backend's operations by recording kernels.
 
+mod sequences;
+
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::{
     Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices,
-    LayerState, Matrix, Precision, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector,
-    Weight,
+    KvPages, LayerState, Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart,
+    StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::device::{Gpu, Memory, Span};
+use crate::heap::Heap;
 use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
+use crate::state::DevicePieces;
 use crate::weights::{DenseMatrix, Descriptor};
+use sequences::Sequences;
+pub use sequences::attends;
 
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
@@ -41,6 +47,7 @@ pub struct GpuBackend {
     /// What kernels know of matrices: first those of `matrices`, then those that were added.
     descriptors: Vec<Descriptor>,
     described: Option<Memory>,
+    sequences: Sequences,
 }
 
 impl GpuBackend {
@@ -60,6 +67,7 @@ impl GpuBackend {
             vectors: Vec::new(),
             descriptors: Vec::new(),
             described: None,
+            sequences: Sequences::new(Heap::new(gpu)),
         })
     }
 
@@ -194,7 +202,14 @@ impl Backend for GpuBackend {
     }
 
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
-        unimplemented!("{shape:?}")
+        let pieces = |bytes| DevicePieces::new(&self.sequences.heap, bytes);
+        match shape {
+            StateShape::Attention(shape) => {
+                let kind = self.precision.kv_type();
+                Box::new(KvPages::new(shape, kind, pieces(kind.page_bytes(&shape))))
+            }
+            StateShape::Recurrent(floats) => Box::new(Recurrent::new(pieces(floats * 4))),
+        }
     }
 
     fn begin(&mut self, rows: usize) {
@@ -269,16 +284,16 @@ impl Backend for GpuBackend {
         self.on_rows("rope", [groups, self.rows, 1], &args, bound)
     }
 
-    fn attention(&mut self, attention: &Attention, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{attention:?}")
+    fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        self.attend(attention, batch)
     }
 
-    fn delta_rule(&mut self, rule: &DeltaRule, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{rule:?}")
+    fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        self.recur(rule, batch)
     }
 
-    fn convolve(&mut self, convolution: &Convolution, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{convolution:?}")
+    fn convolve(&mut self, convolution: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        self.convolve_rows(convolution, batch)
     }
 
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {
