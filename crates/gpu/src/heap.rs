@@ -91,8 +91,7 @@ impl Heap {
                 return Ok(Address::new(number, unit));
             }
         }
-        let number =
-            state.blocks.iter().position(Option::is_none).ok_or_else(|| self.full(&state, bytes))?;
+        let number = state.blocks.iter().position(Option::is_none).ok_or_else(|| self.full(&state, bytes))?;
         let memory = self.new_block(&state.blocks, units * UNIT)?;
         let mut free = FreeList::new(memory.bytes() / UNIT);
         let unit = free.take(units).expect("a new block is large enough");
@@ -152,9 +151,8 @@ impl Heap {
         buffer.slice(..).map_async(wgpu::MapMode::Read, |_| {});
         self.gpu.wait(Some(submission))?;
         let mapped = buffer.slice(..).get_mapped_range();
-        let mapped = mapped.map_err(|error| {
-            Error::Backend(format!("{} cannot be read from: {error}", self.gpu.name()))
-        })?;
+        let mapped = mapped
+            .map_err(|error| Error::Backend(format!("{} cannot be read from: {error}", self.gpu.name())))?;
         out.copy_from_slice(&mapped[..out.len()]);
         Ok(())
     }

@@ -21,8 +21,12 @@ pub enum File {
     Embed,
     /// Products of matrices with single rows of activations.
     Products,
-    /// Attention of any shape.
+    /// Norms and rotations of heads.
+    Heads,
+    /// Attention of single rows, of any shape.
     Attention,
+    /// Attention of many rows of a sequence.
+    Prompt,
     /// Linear attention, and convolutions.
     Delta,
 }
@@ -33,7 +37,13 @@ impl File {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
-            File::Attention => include_str!("../shaders/attention.wgsl"),
+            File::Heads => include_str!("../shaders/heads.wgsl"),
+            File::Attention => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/attention.wgsl"))
+            }
+            File::Prompt => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/prompt.wgsl"))
+            }
             File::Delta => include_str!("../shaders/delta.wgsl"),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices, Heads,
     KvPages, LayerState, Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart,
     StateShape, Vector, Weight,
 };
@@ -282,6 +282,10 @@ impl Backend for GpuBackend {
         let groups = (x.width() / head_dim * half).div_ceil(THREADS);
         let bound = [self.at(x).into(), self.at(angles).into(), Bound::None];
         self.on_rows("rope", [groups, self.rows, 1], &args, bound)
+    }
+
+    fn norm_and_rotate(&mut self, buffers: [(Buf, Option<Vector>); 2], heads: &Heads) -> Result<()> {
+        self.prepare_heads(buffers, heads)
     }
 
     fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {

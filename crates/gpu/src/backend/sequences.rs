@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use forebay_engine::internals::backend::{
-    Attention, Batch, Convolution, DeltaRule, HeadOrder, KvPages, KvShape, Precision, Recurrent, Sequence,
-    Window,
+    Attention, Backend, Batch, Buf, Convolution, DeltaRule, HeadOrder, Heads, KvPages, KvShape, Precision,
+    Recurrent, Sequence, Vector, Window,
 };
 use forebay_engine::{LayerIdx, Result};
-use forebay_kernels::{KEY_BLOCK, STATE_COLUMNS};
+use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::GpuBackend;
 use crate::device::{Memory, Span};
@@ -24,6 +24,14 @@ const SEGMENT: usize = 256;
 
 /// Bytes of workgroup memory beside queries and scores: room for sums, and for highest scores and factors.
 const SUMS_BYTES: usize = 256 * 4 + 2 * MOST_HEADS * 4;
+
+/// Constants of prompt.wgsl: queries of a workgroup, the most channels of a value, the memory of a workgroup; and the
+/// fewest rows of a sequence for which it is faster.
+const PROMPT_QUERIES: usize = 32;
+const MOST_PROMPT_VALUE_DIM: usize = 256;
+const PROMPT_BYTES: usize =
+    (PROMPT_QUERIES + KEY_BLOCK) * 9 * 16 + PROMPT_QUERIES * (KEY_BLOCK + 6) * 4 + 256 * 4;
+const FEWEST_PROMPT_ROWS: usize = 4;
 
 /// If there are at least this many workgroups, segments are not divided among more.
 const ENOUGH_WORKGROUPS: usize = 256;
@@ -98,7 +106,9 @@ fn pages_of<'a>(sequence: &'a mut Sequence<'_>, layer: LayerIdx) -> &'a mut KvPa
 fn heads_at_once(key_dim: usize, sharing: usize, memory: usize) -> Option<usize> {
     let fits = |heads: usize| heads * (key_dim + KEY_BLOCK) * 4 + SUMS_BYTES <= memory;
     let most = sharing.next_power_of_two().min(MOST_HEADS);
-    std::iter::successors(Some(most), |heads| Some(heads / 2)).take_while(|&heads| heads > 0).find(|&h| fits(h))
+    std::iter::successors(Some(most), |heads| Some(heads / 2))
+        .take_while(|&heads| heads > 0)
+        .find(|&h| fits(h))
 }
 
 /// Whether there is a kernel for heads of this shape, if a workgroup has this much memory.
@@ -149,54 +159,108 @@ impl GpuBackend {
         Ok(Some(Listed { rows: self.recorder.params(&list)?, shape, segments }))
     }
 
-    /// Implements [`Backend::attention`](forebay_engine::internals::backend::Backend::attention).
+    /// Implements [`Backend::norm_and_rotate`].
+    pub(super) fn prepare_heads(
+        &mut self,
+        mut buffers: [(Buf, Option<Vector>); 2],
+        heads: &Heads,
+    ) -> Result<()> {
+        for (buf, norm) in &mut buffers {
+            // A norm of all heads together.
+            if let Some(all) = norm.take_if(|norm| self.vectors[norm.index()].1.len() != heads.dim) {
+                self.rms_norm(*buf, all, heads.eps, *buf)?;
+            }
+        }
+        let [(q, q_norm), (k, k_norm)] = buffers;
+        let [q_heads, k_heads] = [q, k].map(|buf| buf.width() / heads.dim);
+        let args = Args::new().int(q_heads).int(k_heads).int(heads.dim).int(heads.angles.width() / 2);
+        let args = args.flag(heads.pairs == RopePairs::Interleaved);
+        let args = args.flag(q_norm.is_some()).flag(k_norm.is_some()).float(heads.eps);
+        let norm = |norm: Option<Vector>| norm.map(|norm| self.vector(norm)).into();
+        let bound =
+            [self.at(q).into(), self.at(k).into(), norm(q_norm), norm(k_norm), self.at(heads.angles).into()];
+        let name = Name::new(File::Heads, "norm_and_rotate");
+        self.recorder.record(&name, [q_heads + k_heads, self.rows, 1], &args, &bound)
+    }
+
+    /// Implements [`Backend::attention`].
     pub(super) fn attend(&mut self, a: &Attention, batch: &mut Batch<'_>) -> Result<()> {
-        let Some(Listed { rows: listed, shape, segments }) = self.list_rows(a.layer, batch)? else {
+        let Some(Listed { rows: batch_rows, shape, segments }) = self.list_rows(a.layer, batch)? else {
             return Ok(());
         };
         let KvShape { heads: kv_heads, key_dim, value_dim, window, latent } = shape;
         let q_heads = a.q.width() / key_dim;
         let sharing = q_heads / kv_heads;
         let memory = self.gpu.limits.max_compute_workgroup_storage_size as usize;
-        let heads = heads_at_once(key_dim, sharing, memory).expect("`attends` was asked before");
-        let tiles = kv_heads * sharing.div_ceil(heads);
         let rows = self.rows;
-        let splits = if tiles * rows >= ENOUGH_WORKGROUPS { 1 } else { segments };
+        let prompt = rows >= FEWEST_PROMPT_ROWS * batch.sequences.len()
+            && value_dim <= MOST_PROMPT_VALUE_DIM
+            && PROMPT_BYTES <= memory;
+        let heads = match prompt {
+            true => sharing.next_power_of_two().min(PROMPT_QUERIES),
+            false => heads_at_once(key_dim, sharing, memory).expect("`attends` was asked before"),
+        };
+        let tiles = kv_heads * sharing.div_ceil(heads);
+        let enough = prompt || tiles * rows >= ENOUGH_WORKGROUPS;
+        let splits = if enough { 1 } else { segments };
         let [values, sums] = match splits {
             1 => [Bound::None, Bound::None],
             _ => self.partial(rows * segments * q_heads, value_dim)?,
         };
+        let listed = match prompt {
+            true => Some(self.list_tiles(batch, PROMPT_QUERIES / heads)?),
+            false => None,
+        };
         // A row of another sequence needs no key that this batch adds.
-        let alone = batch.sequences.len() == rows;
+        let appends = batch.sequences.len() == rows;
 
         let (heap, blocks) = self.heap(match self.precision {
             Precision::Fast => Cell::FourHalves,
             Precision::Exact => Cell::FourSingles,
         });
-        let name = |entry| {
-            let name = Name::new(File::Attention, entry).reaching(heap);
+        let name = |file, entry| {
+            let name = Name::new(file, entry).reaching(heap);
             let name = name.with("KEY_DIM", key_dim as u32).with("VALUE_DIM", value_dim as u32);
             let name = name.with("KV_HEADS", kv_heads as u32).with("LATENT", latent.into());
-            let lanes = (value_dim / 4).next_power_of_two().min(THREADS);
-            name.with("HEADS", heads as u32).with("LANES_OF_VALUES", lanes as u32)
+            name.with("HEADS", heads as u32)
         };
-        let args = Args::new().int(q_heads).int(rows).int(splits).int(segments);
+        let args = Args::new().int(q_heads).int(splits).int(segments);
         let args = args.int(window.map_or(0, Window::most)).flag(matches!(window, Some(Window::Chunk(_))));
-        let args = args.flag(alone).flag(a.sinks.is_some()).float(a.scale);
+        let args = args.flag(appends).flag(a.sinks.is_some()).float(a.scale);
+        let tile_count = listed.as_ref().map_or(0, |listed| listed.bytes as usize / 8);
         let mut bound: Vec<Bound> = blocks.collect();
-        bound.extend([listed.into(), self.at(a.q).into(), self.at(a.k).into(), self.at(a.v).into()]);
+        bound.extend([batch_rows.into(), listed.into()]);
+        bound.extend([a.q, a.k, a.v].map(|buf| self.at(buf).into()));
         bound.extend([a.sinks.map(|sinks| self.vector(sinks)).into(), self.at(a.out).into(), values, sums]);
-        if !alone {
+        if !appends {
             let own = shape.own_key_dim() + value_dim;
             let groups = (kv_heads * own / 4).div_ceil(THREADS);
-            self.recorder.record(&name("append"), [groups, rows, 1], &args, &bound)?;
+            self.recorder.record(&name(File::Attention, "append"), [groups, rows, 1], &args, &bound)?;
         }
-        self.recorder.record(&name("attend"), [tiles, rows, splits], &args, &bound)?;
+        if prompt {
+            return self.recorder.record(
+                &name(File::Prompt, "attend"),
+                [tiles, tile_count, 1],
+                &args,
+                &bound,
+            );
+        }
+        self.recorder.record(&name(File::Attention, "attend"), [tiles, rows, splits], &args, &bound)?;
         if splits > 1 {
             let groups = (q_heads * value_dim / 4).div_ceil(THREADS);
-            self.recorder.record(&name("merge"), [groups, rows, 1], &args, &bound)?;
+            self.recorder.record(&name(File::Attention, "merge"), [groups, rows, 1], &args, &bound)?;
         }
         Ok(())
+    }
+
+    /// Lists the rows of a batch that workgroups compute together: the first, and how many.
+    fn list_tiles(&mut self, batch: &Batch<'_>, each: usize) -> Result<Span> {
+        let mut tiles: Vec<[u32; 2]> = Vec::new();
+        for rows in batch.sequences.iter().map(|sequence| sequence.rows.clone()) {
+            let tile = |first: usize| [first as u32, each.min(rows.end - first) as u32];
+            tiles.extend(rows.clone().step_by(each).map(tile));
+        }
+        self.recorder.params(&tiles.concat())
     }
 
     /// Memory for the results of this many softmaxes: values, and sums.
@@ -212,7 +276,7 @@ impl GpuBackend {
         Ok([there.part(0, values).into(), there.part(values, sums).into()])
     }
 
-    /// Implements [`Backend::convolve`](forebay_engine::internals::backend::Backend::convolve).
+    /// Implements [`Backend::convolve`].
     pub(super) fn convolve_rows(&mut self, c: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
         let channels = c.x.width();
         for Round { stretches, longest } in rounds(batch, c.layer)? {
@@ -232,7 +296,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Implements [`Backend::delta_rule`](forebay_engine::internals::backend::Backend::delta_rule).
+    /// Implements [`Backend::delta_rule`].
     pub(super) fn recur(&mut self, d: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
         let s = d.shape;
         let channels = s.channels();
