@@ -259,7 +259,43 @@ impl FreeList {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testing::{Need, skipped};
+
     use super::*;
+    use crate::device::Variants;
+    use crate::find::find;
+
+    #[test]
+    fn pieces_in_every_block_keep_their_bytes() {
+        const BYTES: usize = 5 << 20;
+        const PIECES: u8 = 9;
+        let found = match find() {
+            Ok(found) => found,
+            Err(why) => return skipped(Need::PortableGpu, why),
+        };
+        let gpu = Gpu::open(&found[0], None, Variants::ALL).unwrap();
+        let heap = Heap::new(&gpu);
+        let bytes = |number: u8| (0..BYTES).map(|i| (i / 1000) as u8 ^ number).collect::<Vec<u8>>();
+        let used = || gpu.used().iter().find(|(what, _)| *what == PURPOSE).map_or(0, |(_, bytes)| *bytes);
+        let take = |number| {
+            let address = heap.take(BYTES as u64).unwrap();
+            heap.write(address, &bytes(number)).unwrap();
+            address
+        };
+        let pieces: Vec<Address> = (0..PIECES).map(take).collect();
+        assert!(heap.blocks().len() > 2 && used() >= u64::from(PIECES) * BYTES as u64);
+        // To another block, and within one.
+        for (from, to) in [(0, 8), (7, 6)] {
+            heap.copy(pieces[from], pieces[to], BYTES as u64).unwrap();
+        }
+        for (piece, number) in pieces.iter().zip([0, 1, 2, 3, 4, 5, 7, 7, 0]) {
+            let mut read = vec![0; BYTES];
+            heap.read(*piece, &mut read).unwrap();
+            assert!(read == bytes(number), "piece {number}");
+        }
+        pieces.iter().for_each(|&piece| heap.give_back(piece, BYTES as u64));
+        assert_eq!(used(), 0);
+    }
 
     #[test]
     fn free_parts_grow_together_again() {
