@@ -210,7 +210,11 @@ fn attended(b: &mut dyn Backend, case: &Case, batches: &[&[usize]]) -> Vec<Vec<f
     b.load(Weight::Vector(numbers(kv.value_dim, 3))).unwrap();
     let [norm, value_norm] = [1, 2].map(Vector::nth);
     let rope = Rope { frequencies: numbers(ROTATED / 2, 4), divisors: None, scale: 1.1 };
-    let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs: RopePairs::HalfSplit, angles };
+    let pairs = match before {
+        Before::RotationAndTemperature => RopePairs::Interleaved,
+        _ => RopePairs::HalfSplit,
+    };
+    let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs, angles };
     let mut states = [0, 1].map(|_| SequenceState::new(0, &[StateShape::Attention(kv)], b));
     let mut results = Vec::new();
     for (batch, &lens) in batches.iter().enumerate() {
