@@ -9,14 +9,16 @@ mod device;
 mod executor;
 mod find;
 mod grids;
+mod heap;
 mod recorder;
 mod shaders;
+mod state;
 mod submissions;
 mod weights;
 
 use std::sync::Arc;
 
-use forebay_engine::internals::backend::{BufShape, Precision};
+use forebay_engine::internals::backend::{BufShape, KvShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, Result};
@@ -25,7 +27,7 @@ use forebay_kernels::Encoding;
 pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
 
-use backend::GpuBackend;
+use backend::{GpuBackend, attends};
 use device::Gpu;
 use weights::WeightKind;
 
@@ -68,6 +70,10 @@ impl Device for PortableGpu {
 
     fn computes(&self, encoding: Encoding) -> bool {
         WeightKind::of(encoding).is_some()
+    }
+
+    fn attends(&self, shape: &KvShape) -> bool {
+        attends(shape, self.0.limits.max_compute_workgroup_storage_size as usize)
     }
 
     fn shares_memory(&self) -> bool {

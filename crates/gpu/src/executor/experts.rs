@@ -117,7 +117,8 @@ impl GpuExperts {
         args = args.flag(experts.scales[0].is_some()).flag(experts.scales[1].is_some());
         args = args.int(kind).float(alpha).float(limit);
         args = parts.iter().fold(args, |args, part| args.int(part.matrix).int(part.ranges));
-        let mut bound = self.common(experts, jobs, window, [self.backend.at(b.x), self.backend.at(b.gate)])?;
+        let mut bound =
+            self.common(experts, jobs, window, [self.backend.at(b.x), self.backend.at(b.gate)])?;
         bound.push(match jobs {
             Jobs::Pairs(_) => Bound::None,
             Jobs::Tiles { tokens, .. } => tokens.clone().into(),
@@ -162,7 +163,13 @@ impl GpuExperts {
     }
 
     /// The buffers that all kernels for experts have.
-    fn common(&mut self, experts: &Experts, jobs: &Jobs, window: usize, [x, out]: [Span; 2]) -> Result<Vec<Bound>> {
+    fn common(
+        &mut self,
+        experts: &Experts,
+        jobs: &Jobs,
+        window: usize,
+        [x, out]: [Span; 2],
+    ) -> Result<Vec<Bound>> {
         let mut bound = self.places.bound(window);
         bound.push(self.backend.descriptors()?.into());
         bound.push(self.places.table(experts.layer).into());
@@ -214,8 +221,7 @@ impl GpuExperts {
         let (rows, width, top_k) = (backend.rows, mixture.out.width(), mixture.router.top_k);
         let args = Args::new().int(rows * top_k).int(top_k).int(width).int(0).int(0).flag(places.is_some());
         let [outputs, out] = [experts.buffers.out, mixture.out].map(|buf| Bound::from(backend.at(buf)));
-        let bound =
-            [Bound::None, Bound::None, places.into(), Bound::None, weights.into(), outputs, out];
+        let bound = [Bound::None, Bound::None, places.into(), Bound::None, weights.into(), outputs, out];
         let name = Name::new(File::Mixing, "combine").with("EXPERTS", 1);
         backend.record(&name, [width.div_ceil(THREADS), rows, 1], &args, &bound)
     }

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bits;
+
 mod best {
     forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures);
 }
