@@ -10,14 +10,15 @@ mod executor;
 mod find;
 mod recorder;
 mod shaders;
+mod speed;
 mod weights;
 
 use std::sync::Arc;
 
+use forebay_engine::Result;
 use forebay_engine::internals::backend::{BufShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
-use forebay_engine::{Error, Result};
 use forebay_kernels::Encoding;
 
 pub use device::Variants;
@@ -75,8 +76,12 @@ impl Device for PortableGpu {
         CHUNK
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        speed::of_memory(&self.0)
+    }
+
     fn link_speed(&self) -> Result<f64> {
-        Err(Error::Backend("not measured".into()))
+        speed::of_link(&self.0)
     }
 
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {

@@ -48,6 +48,10 @@ impl Device for Planned {
         2048
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        Ok(1e9)
+    }
+
     fn link_speed(&self) -> Result<f64> {
         Ok(1e9)
     }
