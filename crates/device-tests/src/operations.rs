@@ -69,8 +69,9 @@ pub fn operations_on_rows_are_the_processors<D: TestDevice>() {
             Activation::GeGlu,
             Activation::ReGlu,
         ] {
-            each(&|b| b.activate(x, y, activation).unwrap());
+            each(&|b| b.activate(x, Some(y), activation).unwrap());
         }
+        each(&|b| b.activate(x, None, Activation::ReluSquared).unwrap());
         for function in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
             for gate in [y, some, one] {
                 each(&|b| b.gate(x, gate, function).unwrap());
@@ -204,7 +205,7 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
     let [norm, value_norm] = [1, 2].map(Vector::nth);
     let rope = Rope { frequencies: numbers(ROTATED / 2, 4), divisors: None, scale: 1.1 };
     let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs: RopePairs::HalfSplit, angles };
-    let mut states = [0, 1].map(|_| SequenceState::new(0, &[StateShape::Attention(kv)], b));
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(StateShape::Attention(kv))], b));
     let mut results = Vec::new();
     for (batch, lens) in [&[75usize, 21][..], &[2], &[1, 1], &[1, 1]].into_iter().enumerate() {
         let rows: usize = lens.iter().sum();
@@ -270,7 +271,7 @@ pub fn convolutions_go_on_where_they_ended<D: TestDevice>() {
         compare::<D>("convolution", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
             let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
-            let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
+            let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(shape)], b));
             let mut results = Vec::new();
             for (batch, lens) in [[1usize, 9], [1, 1], [7, 2], [2, 1]].into_iter().enumerate() {
                 let rows = lens[0] + lens[1];

@@ -512,7 +512,7 @@ impl Traffic {
             windows: 0,
             recurrent: 0,
         };
-        for shape in blueprint.model.state() {
+        for shape in blueprint.model.state().into_iter().flatten() {
             match shape {
                 StateShape::Attention(kv) => {
                     let position = position_bytes(&kv, precision);
@@ -560,7 +560,7 @@ fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u6
         // The last state and the one before.
         StateShape::Recurrent(floats) => (floats as u64).saturating_mul(4 * (MARKS as u64 + 2)),
     };
-    blueprint.model.state().into_iter().map(layer).fold(0, u64::saturating_add)
+    blueprint.model.state().into_iter().flatten().map(layer).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -56,6 +56,48 @@ pub struct Gpu {
     dropped: AtomicU64,
     failure: Arc<Mutex<Option<Failure>>>,
     pub adopted: adopt::Adopted,
+    /// Command buffers that are submitted with whatever is submitted next.
+    closed: Mutex<Vec<wgpu::CommandBuffer>>,
+    pub counts: Counters,
+}
+
+/// How much the GPU was given to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels recorded.
+    pub dispatches: u64,
+    /// Submissions.
+    pub submits: u64,
+    /// Times that the host waited for the GPU.
+    pub waits: u64,
+    /// Bytes of experts copied to the GPU.
+    pub uploaded: u64,
+}
+
+/// Counts what the GPU is given to do.
+#[derive(Default)]
+pub struct Counters([AtomicU64; 4]);
+
+impl Counters {
+    fn add(&self, what: usize, count: u64) {
+        self.0[what].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts a kernel.
+    pub fn add_dispatch(&self) {
+        self.add(0, 1);
+    }
+
+    /// Counts bytes of experts that are copied to the GPU.
+    pub fn add_upload(&self, bytes: u64) {
+        self.add(3, bytes);
+    }
+
+    /// What has been counted so far.
+    pub fn get(&self) -> Counts {
+        let [dispatches, submits, waits, uploaded] = [0, 1, 2, 3].map(|i| self.0[i].load(Ordering::Relaxed));
+        Counts { dispatches, submits, waits, uploaded }
+    }
 }
 
 /// What the GPU reported.
@@ -107,6 +149,8 @@ impl Gpu {
             adopted: adopt::Adopted::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),
+            closed: Mutex::default(),
+            counts: Counters::default(),
             device,
             queue,
             limits,
@@ -210,11 +254,36 @@ impl Gpu {
         }
     }
 
+    /// Submits a command buffer with whatever is submitted next.
+    pub fn submit_later(&self, commands: wgpu::CommandBuffer) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(commands);
+    }
+
+    /// Submits all command buffers. Returns the submission, if there was any.
+    ///
+    /// # Errors
+    /// If the GPU failed before.
+    pub fn submit(&self) -> Result<Option<wgpu::SubmissionIndex>> {
+        let submission = self.submit_closed();
+        self.check()?;
+        Ok(submission)
+    }
+
+    /// Like [`submit`](Self::submit), but leaves errors to whoever asks next.
+    pub fn submit_closed(&self) -> Option<wgpu::SubmissionIndex> {
+        let closed = std::mem::take(&mut *self.closed.lock().unwrap_or_else(PoisonError::into_inner));
+        (!closed.is_empty()).then(|| {
+            self.counts.add(1, 1);
+            self.queue.submit(closed)
+        })
+    }
+
     /// Waits until everything that was submitted has ended, or everything up to `submission`.
     ///
     /// # Errors
     /// If the GPU failed.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<()> {
+        self.counts.add(2, 1);
         let waited = self.device.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
         self.check()?;
         waited

@@ -8,6 +8,7 @@ mod backend;
 mod device;
 mod executor;
 mod find;
+mod grids;
 mod recorder;
 mod shaders;
 mod speed;
@@ -21,7 +22,7 @@ use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_kernels::Encoding;
 
-pub use device::Variants;
+pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
 
 use backend::GpuBackend;
@@ -47,6 +48,11 @@ impl PortableGpu {
     /// Its product name and interface.
     pub fn name(&self) -> String {
         self.0.name()
+    }
+
+    /// How much the GPU was given to do so far.
+    pub fn counts(&self) -> Counts {
+        self.0.counts.get()
     }
 
     /// Bytes in use, by purpose.

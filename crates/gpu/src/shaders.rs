@@ -10,6 +10,7 @@ use forebay_engine::{Error, Result};
 use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Variants};
+use crate::grids;
 use crate::weights::{Source, WeightKind};
 
 /// A file of kernels.
@@ -21,6 +22,10 @@ pub enum File {
     Embed,
     /// Products of matrices with single rows of activations.
     Products,
+    /// Routers' choices.
+    Routing,
+    /// Candidates for the likeliest tokens.
+    Best,
 }
 
 impl File {
@@ -29,6 +34,8 @@ impl File {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
+            File::Routing => include_str!("../shaders/routing.wgsl"),
+            File::Best => include_str!("../shaders/best.wgsl"),
         }
     }
 }
@@ -64,6 +71,11 @@ impl Name {
         self
     }
 
+    /// Whether its first buffer has the grids. The recorder binds it.
+    pub fn has_grids(&self) -> bool {
+        self.slots.iter().any(|slot| slot.kind.has_grid())
+    }
+
     /// Its text for a GPU with these variants and subgroups of at least this size.
     pub fn text(&self, variants: Variants, subgroup: u32) -> String {
         let mut text = String::new();
@@ -86,6 +98,9 @@ impl Name {
         });
         if !self.slots.is_empty() {
             text.push_str(include_str!("../shaders/matrix.wgsl"));
+        }
+        if self.has_grids() {
+            text.push_str(&grids::declaration());
         }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
@@ -157,24 +172,34 @@ pub fn slots_of(text: &str) -> Vec<Slot> {
         .collect()
 }
 
-/// The kernels that have been used.
-#[derive(Default)]
-pub struct Kernels(HashMap<Name, Kernel>);
-
 /// Buffers in an array: experts' slots are in at most this many allocations.
 pub const ARRAY: u32 = 64;
 
+/// The kernels that have been used.
+#[derive(Default)]
+pub struct Kernels {
+    numbers: HashMap<Name, usize>,
+    compiled: Vec<Kernel>,
+}
+
 impl Kernels {
-    /// A kernel, compiled on first use.
+    /// A kernel's number. Compiles it on first use.
     ///
     /// # Errors
     /// If the driver cannot compile it.
-    pub fn get(&mut self, gpu: &Gpu, name: &Name) -> Result<&Kernel> {
-        if !self.0.contains_key(name) {
-            let kernel = compile(gpu, name)?;
-            self.0.insert(name.clone(), kernel);
+    pub fn number(&mut self, gpu: &Gpu, name: &Name) -> Result<usize> {
+        if let Some(&number) = self.numbers.get(name) {
+            return Ok(number);
         }
-        Ok(&self.0[name])
+        self.compiled.push(compile(gpu, name)?);
+        let number = self.compiled.len() - 1;
+        self.numbers.insert(name.clone(), number);
+        Ok(number)
+    }
+
+    /// The kernel with this number.
+    pub fn nth(&self, number: usize) -> &Kernel {
+        &self.compiled[number]
     }
 }
 

@@ -18,9 +18,8 @@ pub struct Mixture<'a> {
     pub router: &'a Router,
     /// The router's weights in this layer.
     pub weights: RouterWeights,
-    /// The router's weights in the next layer, if there is one. Applied to this layer's input, it predicts which
-    /// experts the next layer will use.
-    pub next: Option<RouterWeights>,
+    /// The next mixture, if there is one soon.
+    pub next: Option<NextMixture>,
     /// `[rows, hidden]` The router's input.
     pub input: Buf,
     /// `[rows, experts]` The router's logits, if they are [ready](Self::ready), otherwise a scratch buffer for them.
@@ -29,10 +28,19 @@ pub struct Mixture<'a> {
     pub ready: bool,
     /// The experts and their buffers, among them the input `x`.
     pub experts: Experts,
-    /// `[rows, hidden]` The result.
+    /// `[rows, width]` The result, as wide as the experts' input.
     pub out: Buf,
     /// Receives the router's choice, if set.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
+}
+
+/// The next mixture. Its router, applied to this one's input, predicts which experts it will use.
+#[derive(Clone, Copy, Debug)]
+pub struct NextMixture {
+    /// The layer.
+    pub layer: LayerIdx,
+    /// The router's weights in that layer.
+    pub router: RouterWeights,
 }
 
 /// Receives a layer and its router's choice.

@@ -35,7 +35,7 @@ pub use cpu::CpuExecutor;
 pub use device::DeviceSlots;
 pub use executor::{
     Access, BatchShape, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
-    RoutingObserver,
+    NextMixture, RoutingObserver,
 };
 pub use giving::Given;
 pub use io::{ByteSource, FileSource, IoMethod};
@@ -45,6 +45,7 @@ pub use picture::{Asked, Picture, Residency, Sight};
 pub use slots::{SlotClass, SlotClasses};
 pub use tier::{DevicePart, DeviceSlot};
 
+use crate::backend::Parts;
 use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
@@ -99,28 +100,23 @@ pub struct ByteRange {
     pub len: usize,
 }
 
-/// The matrices of an expert, in the order of [`ExpertLayer::parts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertPart {
-    /// `W_g`, the gate projection
-    Gate,
-    /// `W_u`, the up projection
-    Up,
-    /// `W_d`, the down projection
-    Down,
-}
-
-/// The byte ranges of an expert: three if each matrix has one plane, at most [`MAX_RANGES`].
+/// The byte ranges of an expert: three if it has three matrices of one plane, at most [`MAX_RANGES`].
 pub type Ranges = SmallVec<[ByteRange; 3]>;
 
-/// The largest number of ranges of an expert: three matrices of three planes.
-pub const MAX_RANGES: usize = 9;
+/// The largest number of planes of a matrix.
+const PLANES: usize = 3;
 
-/// The routed experts of one layer: their shape and where their bytes are.
+/// The largest number of ranges of an expert: two blocks of three matrices.
+pub const MAX_RANGES: usize = 6 * PLANES;
+
+/// The routed experts of one layer: their form and where their bytes are.
 #[derive(Clone, Debug)]
 pub struct ExpertLayer {
-    /// Gate, up and down, the same for all experts of the layer.
-    pub parts: [PartShape; 3],
+    /// The matrices of an expert's block, the same for all experts of the layer.
+    pub parts: Parts<PartShape>,
+    /// Those of a second, smaller block, which neighbouring experts share (GroveMoE's adjugate experts), if there is
+    /// one. It is read with each of them, so all bytes that an expert needs are in its slot.
+    pub adjugate: Option<Parts<PartShape>>,
     /// The byte ranges of each expert. Their number and lengths are the same for all.
     pub experts: Vec<Ranges>,
     /// How many experts a token uses.
@@ -128,6 +124,11 @@ pub struct ExpertLayer {
 }
 
 impl ExpertLayer {
+    /// The matrices of an expert, in both blocks.
+    pub fn matrices(&self) -> impl Iterator<Item = &PartShape> {
+        self.parts.iter().chain(self.adjugate.iter().flat_map(Parts::iter))
+    }
+
     /// Bytes of one expert.
     pub fn expert_bytes(&self) -> u64 {
         self.experts.first().map_or(0, |ranges| ranges.iter().map(|r| r.len as u64).sum())
