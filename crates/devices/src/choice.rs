@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_engine::internals::experts::Device;
 use forebay_engine::{Error, Result};
 
-use crate::{Gpu, Kind, Portable, cuda, portable};
+use crate::{Gpu, Portable, cuda, portable};
 
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,9 +123,12 @@ impl DeviceChoice {
                 // A missing GPU is not worth a note.
                 let none = |why| tracing::info!("no GPU to compute on: {why}");
                 let cuda = cuda::find().map_err(none).map_or(0, |found| found.len());
-                let portable = portable::find().map_err(|why| none(why.to_string())).unwrap_or_default();
-                let portable = portable.into_iter().filter(|gpu| gpu.kind != Kind::Software);
-                Ok((0..cuda).map(Candidate::Cuda).chain(portable.map(Candidate::Portable)).collect())
+                let portable =
+                    portable::find_hardware().map_err(|why| none(why.to_string())).unwrap_or_default();
+                Ok((0..cuda)
+                    .map(Candidate::Cuda)
+                    .chain(portable.into_iter().map(Candidate::Portable))
+                    .collect())
             }
         }
     }
