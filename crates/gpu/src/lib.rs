@@ -12,16 +12,17 @@ mod grids;
 mod heap;
 mod recorder;
 mod shaders;
+mod speed;
 mod state;
 mod submissions;
 mod weights;
 
 use std::sync::Arc;
 
+use forebay_engine::Result;
 use forebay_engine::internals::backend::{BufShape, KvShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
-use forebay_engine::{Error, Result};
 use forebay_kernels::Encoding;
 
 pub use device::{Counts, Variants};
@@ -88,8 +89,12 @@ impl Device for PortableGpu {
         CHUNK
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        speed::of_memory(&self.0)
+    }
+
     fn link_speed(&self) -> Result<f64> {
-        Err(Error::Backend("not measured".into()))
+        speed::of_link(&self.0)
     }
 
     fn pins_at_once(&self) -> usize {
