@@ -74,6 +74,9 @@ macro_rules! operations {
             every_order_of_sums_norms_and_products_is_computed
             convolutions_go_on_where_they_ended
             attention_of_every_shape_is_the_processors
+            attention_to_latents_is_the_processors
+            attention_over_many_positions_is_the_processors
+            the_delta_rule_is_the_processors
         }
     };
 }

@@ -36,8 +36,11 @@ struct Drive(Vec<u8>);
 
 impl ByteSource for Drive {
     fn read_at(&self, _: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        buffer.copy_from_slice(&self.0[offset as usize..][..buffer.len()]);
-        Ok(buffer.len())
+        // Whole blocks are read, also at the end.
+        let rest = &self.0[offset as usize..];
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
     }
 
     fn path(&self, _: FileIdx) -> &Path {

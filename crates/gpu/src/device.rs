@@ -32,7 +32,7 @@ impl Variants {
 }
 
 /// Features for arrays of buffers.
-fn array_features() -> Features {
+pub fn array_features() -> Features {
     Features::BUFFER_BINDING_ARRAY
         | Features::STORAGE_RESOURCE_BINDING_ARRAY
         | Features::SAMPLED_TEXTURE_AND_STORAGE_BUFFER_ARRAY_NON_UNIFORM_INDEXING

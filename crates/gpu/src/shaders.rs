@@ -32,6 +32,14 @@ pub enum File {
     Down,
     /// Sorting pairs by expert, and adding experts' outputs.
     Mixing,
+    /// Norms and rotations of heads.
+    Rotate,
+    /// Attention of single rows, of any shape.
+    Attention,
+    /// Attention of many rows of a sequence.
+    Prompt,
+    /// Linear attention, and convolutions.
+    Delta,
 }
 
 impl File {
@@ -49,6 +57,14 @@ impl File {
                 concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_down.wgsl"))
             }
             File::Mixing => include_str!("../shaders/mixing.wgsl"),
+            File::Rotate => include_str!("../shaders/rotate.wgsl"),
+            File::Attention => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/attention.wgsl"))
+            }
+            File::Prompt => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/prompt.wgsl"))
+            }
+            File::Delta => include_str!("../shaders/delta.wgsl"),
         }
     }
 }
@@ -64,12 +80,46 @@ pub struct Name {
     pub slots: SmallVec<[Source; 4]>,
     /// Constants of its text, by name.
     pub constants: SmallVec<[(&'static str, u32); 4]>,
+    /// The heap, if it reaches that.
+    pub heap: Option<HeapView>,
+}
+
+/// How a kernel reaches the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeapView {
+    /// The number of blocks.
+    pub blocks: u32,
+    /// What it reads and writes at a time.
+    pub cell: Cell,
+}
+
+/// What a kernel reads and writes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cell {
+    /// A number.
+    Single,
+    /// Four numbers of type f32.
+    FourSingles,
+    /// Four numbers of type f16.
+    FourHalves,
+}
+
+impl HeapView {
+    fn text(self) -> String {
+        let cell = match self.cell {
+            Cell::Single => "alias Cell = f32;\nconst CELL_BYTES: u32 = 4u;\n",
+            Cell::FourSingles => include_str!("../shaders/cells_singles.wgsl"),
+            Cell::FourHalves => include_str!("../shaders/cells_halves.wgsl"),
+        };
+        let blocks = format!("const BLOCKS: u32 = {}u;\n", self.blocks);
+        blocks + cell + &repeat(include_str!("../shaders/heap.wgsl"), self.blocks as usize)
+    }
 }
 
 impl Name {
     /// A kernel that reads no matrix.
     pub fn new(file: File, entry: &'static str) -> Name {
-        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new() }
+        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new(), heap: None }
     }
 
     /// The same kernel for these matrices.
@@ -87,6 +137,12 @@ impl Name {
     /// Whether its first buffer has the grids. The recorder binds it.
     pub fn has_grids(&self) -> bool {
         self.slots.iter().any(|slot| slot.kind.has_grid())
+    }
+
+    /// The same kernel with the heap.
+    pub fn reaching(mut self, heap: HeapView) -> Name {
+        self.heap = Some(heap);
+        self
     }
 
     /// Its text for a GPU with these variants and subgroups of at least this size.
@@ -122,6 +178,9 @@ impl Name {
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
         }
+        if let Some(heap) = self.heap {
+            text.push_str(&heap.text());
+        }
         text.push_str(&repeat(self.file.text(), self.slots.len()));
         number_bindings(&text)
     }
@@ -132,7 +191,9 @@ fn arenas(variants: Variants, window: u32) -> String {
     if variants.arrays {
         return include_str!("../shaders/arenas_array.wgsl").to_owned();
     }
-    let mut text = String::from("\n// The current expert's arena among those that are bound.\nvar<private> arena: u32;\n");
+    let mut text = String::from(
+        "\n// The current expert's arena among those that are bound.\nvar<private> arena: u32;\n",
+    );
     for i in 0..window {
         text.push_str(&format!("@group(0) @binding(#) var<storage, read> arena{i}: array<u32>;\n"));
     }

@@ -202,7 +202,14 @@ pub trait Device: Send + Sync {
     /// The best number of prompt tokens to compute in one pass on this device.
     fn chunk(&self) -> usize;
 
-    /// The upload speed in bytes per second, from a short measurement.
+    /// The bytes per second that the device reads and writes when it copies within its memory, from a short measurement.
+    ///
+    /// # Errors
+    /// If the device has not enough memory for the measurement, or fails.
+    fn memory_speed(&self) -> Result<f64>;
+
+    /// The upload speed in bytes per second, from a short measurement. Not asked of a device that
+    /// [shares memory](Self::shares_memory).
     ///
     /// # Errors
     /// If the device has not enough memory for the measurement, or fails.

@@ -14,7 +14,7 @@ pub const ARCH: Arch = Arch {
     name: "GroveMoE",
     models: "GroveMoE-Base, Inst (33B-A3B)",
     mlx: false,
-    reference: Reference::Formulas,
+    reference: Reference::FormulasOnly,
     hugging_face: &["GroveMoeForCausalLM", "grove_moe"],
     describe,
 };

@@ -150,7 +150,10 @@ pub enum Reference {
     /// Hugging Face transformers.
     Transformers,
     /// The published formulas, written down in `tools/tiny_by_hand.py`, because transformers does not have the family.
+    /// llama.cpp computes the same.
     Formulas,
+    /// The published formulas, which llama.cpp does not compute.
+    FormulasOnly,
 }
 
 /// A model's forward pass, with weights that a backend holds.

@@ -3,21 +3,24 @@
 mod best;
 pub mod choice;
 mod deferred;
+mod sequences;
 
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices,
-    LayerState, Matrix, Precision, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector,
-    Weight,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices, Heads,
+    KvPages, LayerState, Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart,
+    StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::device::{Gpu, Memory, Span};
+use crate::heap::Heap;
 use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
+use crate::state::DevicePieces;
 use crate::weights::{DenseMatrix, Descriptor};
 use best::Candidates;
 use choice::{Choices, Turn};
@@ -25,6 +28,8 @@ use deferred::{Deferred, Norm};
 
 /// Batches of more rows are submitted before their results are read.
 const FEW_ROWS: usize = 32;
+use sequences::Sequences;
+pub use sequences::attends;
 
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
@@ -60,6 +65,7 @@ pub struct GpuBackend {
     spare: Option<Memory>,
     choices: Choices,
     candidates: Candidates,
+    sequences: Sequences,
 }
 
 impl GpuBackend {
@@ -85,6 +91,7 @@ impl GpuBackend {
             spare: None,
             choices: Choices::default(),
             candidates: Candidates::default(),
+            sequences: Sequences::new(Heap::new(gpu)),
         })
     }
 
@@ -232,7 +239,14 @@ impl Backend for GpuBackend {
     }
 
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
-        unimplemented!("{shape:?}")
+        let pieces = |bytes| DevicePieces::new(&self.sequences.heap, bytes);
+        match shape {
+            StateShape::Attention(shape) => {
+                let kind = self.precision.kv_type();
+                Box::new(KvPages::new(shape, kind, pieces(kind.page_bytes(&shape))))
+            }
+            StateShape::Recurrent(floats) => Box::new(Recurrent::new(pieces(floats * 4))),
+        }
     }
 
     fn begin(&mut self, rows: usize) {
@@ -308,16 +322,20 @@ impl Backend for GpuBackend {
         self.on_rows("rope", [groups, self.rows, 1], &args, bound)
     }
 
-    fn attention(&mut self, attention: &Attention, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{attention:?}")
+    fn norm_and_rotate(&mut self, buffers: [(Buf, Option<Vector>); 2], heads: &Heads) -> Result<()> {
+        self.prepare_heads(buffers, heads)
     }
 
-    fn delta_rule(&mut self, rule: &DeltaRule, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{rule:?}")
+    fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        self.attend(attention, batch)
     }
 
-    fn convolve(&mut self, convolution: &Convolution, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{convolution:?}")
+    fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        self.recur(rule, batch)
+    }
+
+    fn convolve(&mut self, convolution: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        self.convolve_rows(convolution, batch)
     }
 
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {

@@ -226,11 +226,7 @@ impl Places {
     }
 
     /// The windows of arenas that have these experts of a layer: the number of the first arena of each.
-    pub fn windows(
-        &self,
-        layer: LayerIdx,
-        experts: impl Iterator<Item = ExpertIdx>,
-    ) -> SmallVec<[usize; 4]> {
+    pub fn windows(&self, layer: LayerIdx, experts: impl Iterator<Item = ExpertIdx>) -> SmallVec<[usize; 4]> {
         let window = self.gpu.window();
         let words = &self.layer(layer).words;
         let arenas = experts.map(|expert| words[expert.0 as usize * ENTRY]).filter(|&arena| arena != NOWHERE);

@@ -53,7 +53,12 @@ impl SharedExecutor {
     }
 
     /// Computes a mixture whose experts are all in memory, without waiting for the choice.
-    fn mix_resident(&mut self, mut mixture: Mixture<'_>, held: Held, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
+    fn mix_resident(
+        &mut self,
+        mut mixture: Mixture<'_>,
+        held: Held,
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<()> {
         let layer = mixture.experts.layer;
         self.gpu.places.put_all(layer, held.arrivals(), |expert| held.raw(expert))?;
         let backend = &mut self.gpu.backend;

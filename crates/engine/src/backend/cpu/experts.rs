@@ -25,18 +25,18 @@ impl CpuBackend {
     pub fn experts(&mut self, experts: &Experts, routing: &Routing, weights: &[ExpertWeights<'_>]) {
         let &Experts { x, block, adjugate, .. } = experts;
         if self.expert_input != Some(x.id) {
-            let blocks = weights.iter().flat_map(|w| [Some(w.parts), w.adjugate]).flatten();
-            let encodings =
-                blocks.flat_map(|parts| [parts.gate, Some(parts.up)]).flatten().map(|w| w.encoding);
+            // All experts of a layer have the same encodings.
+            let blocks = weights.iter().take(1).flat_map(|w| [Some(w.parts), w.adjugate]).flatten();
+            let encodings = blocks.flat_map(|parts| parts.inputs()).flatten().map(|w| w.encoding);
             let input = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
             let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
             compute.quantise(input, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
             self.expert_input = Some(x.id);
         }
-        let parts: Few<_> = weights.iter().map(|w| (w.expert, w.parts)).collect();
+        let parts: Few<_> = weights.iter().map(|w| (w.expert, &w.parts)).collect();
         self.expert_blocks(x, &block, routing, &parts);
         let Some((small, factor)) = adjugate else { return };
-        let parts: Few<_> = weights.iter().filter_map(|w| Some((w.expert, w.adjugate?))).collect();
+        let parts: Few<_> = weights.iter().filter_map(|w| Some((w.expert, w.adjugate.as_ref()?))).collect();
         self.expert_blocks(x, &small, routing, &parts);
 
         let mut out = self.take(block.out);
@@ -59,7 +59,7 @@ impl CpuBackend {
         x: Buf,
         block: &ExpertBlock,
         routing: &Routing,
-        experts: &[(ExpertIdx, Parts<MatRef<'_>>)],
+        experts: &[(ExpertIdx, &Parts<MatRef<'_>>)],
     ) {
         let &ExpertBlock { activation, biases, scales, .. } = block;
         let (mut first, mut out) = (self.take(block.inner), self.take(block.out));
