@@ -25,6 +25,10 @@ pub enum File {
     Products,
     /// Products of matrices with many rows.
     Tiles,
+    /// The same by products of small matrices.
+    Matrices,
+    /// Activations as halves for these.
+    Halve,
     /// Products of each head with its own matrix.
     Heads,
     /// Routers' choices.
@@ -35,15 +39,24 @@ pub enum File {
 
 impl File {
     /// All of them.
-    pub const ALL: [File; 7] =
-        [File::Rows, File::Embed, File::Products, File::Tiles, File::Heads, File::Routing, File::Best];
+    pub const ALL: [File; 9] = [
+        File::Rows,
+        File::Embed,
+        File::Products,
+        File::Tiles,
+        File::Matrices,
+        File::Halve,
+        File::Heads,
+        File::Routing,
+        File::Best,
+    ];
 
     /// How many matrices its kernels read at most.
     fn slots(self) -> usize {
         match self {
-            File::Rows | File::Routing | File::Best => 0,
+            File::Rows | File::Halve | File::Routing | File::Best => 0,
             File::Embed | File::Heads => 1,
-            File::Products | File::Tiles => 4,
+            File::Products | File::Tiles | File::Matrices => 4,
         }
     }
 
@@ -59,7 +72,8 @@ impl File {
             ),
             File::Tiles => of(&["TOKENS", "WIDE"], &[&[32, 0], &[64, 1]]),
             File::Routing => of(&["EXPERTS", "GROUPS", "CHOSEN"], &[&[512, 8, 8], &[64, 1, 4]]),
-            File::Rows | File::Embed | File::Heads | File::Best => vec![Constants::new()],
+            File::Matrices => of(&["TOKENS"], &[&[64], &[128]]),
+            _ => vec![Constants::new()],
         }
     }
 
@@ -69,6 +83,8 @@ impl File {
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
             File::Tiles => include_str!("../shaders/tiles.wgsl"),
+            File::Matrices => include_str!("../shaders/matrices.wgsl"),
+            File::Halve => include_str!("../shaders/halve.wgsl"),
             File::Heads => include_str!("../shaders/heads.wgsl"),
             File::Routing => include_str!("../shaders/routing.wgsl"),
             File::Best => include_str!("../shaders/best.wgsl"),
@@ -121,6 +137,9 @@ impl Name {
         if variants.halves {
             text.push_str("enable f16;\n");
         }
+        if self.file == File::Matrices {
+            text.push_str("enable wgpu_cooperative_matrix;\n");
+        }
         let experts = self.slots.iter().any(|slot| slot.experts);
         if variants.arrays && experts {
             text.push_str("enable wgpu_binding_array;\n");
@@ -153,7 +172,7 @@ impl Name {
 /// matrices as it can read.
 pub fn every_text(variants: Variants) -> impl Iterator<Item = (String, String)> {
     let mut names: Vec<Name> = Vec::new();
-    for file in File::ALL {
+    for file in File::ALL.into_iter().filter(|&file| variants.matrices || file != File::Matrices) {
         for constants in file.constants() {
             let mut add = |slots: SmallVec<[Source; 4]>| {
                 names.push(Name { file, entry: "all", slots, constants: constants.clone() });

@@ -53,6 +53,8 @@ pub struct GpuBackend {
     /// The buffer that is in the spare memory.
     moved: Option<usize>,
     spare: Option<Memory>,
+    /// Rows of activations as halves, and their scales.
+    halves: Option<Memory>,
     choices: Choices,
     candidates: Candidates,
 }
@@ -78,6 +80,7 @@ impl GpuBackend {
             entered: Vec::new(),
             moved: None,
             spare: None,
+            halves: None,
             choices: Choices::default(),
             candidates: Candidates::default(),
         })

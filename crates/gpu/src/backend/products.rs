@@ -1,10 +1,11 @@
 //! Matrix products.
 
 use forebay_engine::Result;
-use forebay_engine::internals::backend::{Buf, HeadMatrices, Matrix};
+use forebay_engine::internals::backend::{Buf, HeadMatrices, Matrix, Precision};
 
 use super::deferred::PriorNorm;
 use super::{GpuBackend, THREADS};
+use crate::device::Span;
 use crate::recorder::{Args, Bound};
 use crate::shaders::{File, Name};
 
@@ -34,13 +35,19 @@ impl GpuBackend {
         {
             return self.multiply_few(x, products, Some(norm));
         }
-        for some in products.chunks(MOST_PRODUCTS) {
-            match self.rows {
-                ..=MOST_FEW => self.multiply_few(x, some, None)?,
-                _ => self.multiply_many(x, some)?,
-            }
+        if self.rows <= MOST_FEW {
+            return products.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_few(x, some, None));
         }
-        Ok(())
+        let by_matrices = |(w, _): &(Matrix, Buf)| self.halves_suffice(*w);
+        let (halves, others): (Vec<_>, Vec<_>) = products.iter().copied().partition(by_matrices);
+        halves.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_matrices(x, some))?;
+        others.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_many(x, some))
+    }
+
+    /// Whether halves suffice for products with a matrix, and the GPU multiplies small matrices of them.
+    fn halves_suffice(&self, w: Matrix) -> bool {
+        let float = self.matrices[w.index()].source.kind.is_float();
+        self.gpu.variants.matrices && self.precision == Precision::Fast && !float
     }
 
     /// The kernel of products, without its constants, and what it binds and is told of each product. A workgroup
@@ -101,6 +108,38 @@ impl GpuBackend {
             all.bound[at_x] = origin.into();
             all.bound.extend([added.into(), w.into(), sum.into(), normed.into()]);
         }
+        self.record(&all.name, [all.workgroups, self.rows.div_ceil(together), 1], &all.args, &all.bound)
+    }
+
+    /// Memory for rows of halves, and for the scales of these rows.
+    fn room_for_halves(&mut self, rows: usize, width: usize) -> Result<[Span; 2]> {
+        let sizes = [rows * width * 2, (rows * 4).next_multiple_of(256)].map(|bytes| bytes as u64);
+        let wanted = sizes[0] + sizes[1];
+        let there = match self.halves.take().filter(|there| there.bytes() >= wanted) {
+            Some(there) => there,
+            None => self.gpu.allocate(wanted.next_power_of_two(), "scratch")?,
+        };
+        let whole = self.halves.insert(there).whole();
+        // Bindings start at multiples of 256.
+        Ok([whole.part(sizes[1], sizes[0]), whole.part(0, sizes[1])])
+    }
+
+    /// Products with many rows of activations, by products of small matrices.
+    fn multiply_matrices(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
+        let together = if self.rows <= 64 { 64 } else { 128 };
+        let cols = self.common_cols(products);
+        let width = cols.next_multiple_of(32);
+        let [halves, scales] = self.room_for_halves(self.rows, width)?;
+        let args = Args::new().int(x.width()).int(cols).int(width);
+        let bound = [self.at(x).into(), halves.clone().into(), scales.clone().into()];
+        self.record(&Name::new(File::Halve, "halve"), [self.rows, 1, 1], &args, &bound)?;
+        let args = Args::new().int(width).int(cols).int(self.rows);
+        let mut all =
+            self.products((File::Matrices, "matrices_by_matrices"), x, products, (TILE_ROWS, args))?;
+        all.name.constants.push(("TOKENS", together as u32));
+        let at_x = all.bound.len() - products.len() - 1;
+        all.bound[at_x] = halves.into();
+        all.bound.push(scales.into());
         self.record(&all.name, [all.workgroups, self.rows.div_ceil(together), 1], &all.args, &all.bound)
     }
 
