@@ -22,10 +22,11 @@ fn total() -> Option<u64> {
 }
 
 /// Bytes that are free, or hold only what the kernel may drop: cached files and purgeable memory.
+// libc advises another crate for the number of the host, which would be its only use.
+#[allow(deprecated)]
 fn available() -> Option<u64> {
     let mut count = libc::HOST_VM_INFO64_COUNT;
     // SAFETY: the structure consists of numbers, for which zero is valid. The kernel writes at most `count` words to it.
-    #[allow(deprecated)] // libc advises another crate, whose only use would be this number.
     let (statistics, status, page) = unsafe {
         let mut statistics: libc::vm_statistics64 = zeroed();
         let host = libc::mach_host_self();
