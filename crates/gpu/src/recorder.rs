@@ -82,10 +82,19 @@ const PARAMS: u64 = 1 << 20;
 
 type Key = (Name, SmallVec<[Span; 8]>);
 
+/// A kernel that is recorded before whatever follows, unless that takes its work over.
+struct Deferred {
+    name: Name,
+    grid: [usize; 3],
+    args: Args,
+    bound: Vec<Bound>,
+}
+
 /// Records operations.
 pub struct Recorder {
     gpu: Arc<Gpu>,
     pub kernels: Kernels,
+    deferred: Option<Deferred>,
     pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
     groups: HashMap<Key, wgpu::BindGroup>,
@@ -112,6 +121,7 @@ impl Recorder {
             nothing: [gpu.allocate(256, "scratch")?, gpu.allocate(256, "scratch")?],
             gpu: Arc::clone(gpu),
             kernels: Kernels::default(),
+            deferred: None,
             pass: None,
             encoder: None,
             groups: HashMap::new(),
@@ -125,6 +135,7 @@ impl Recorder {
 
     /// Begins a batch: drops what was recorded and not submitted, and all parameters.
     pub fn begin(&mut self) {
+        self.deferred = None;
         self.pass = None;
         self.encoder = None;
         self.written.clear();
@@ -167,6 +178,39 @@ impl Recorder {
     /// # Errors
     /// If it cannot be compiled.
     pub fn record(&mut self, name: &Name, grid: [usize; 3], args: &Args, bound: &[Bound]) -> Result<()> {
+        self.record_deferred();
+        self.record_now(name, grid, args, bound)
+    }
+
+    /// Records the start of a kernel once anything else is recorded or submitted, unless
+    /// [`drop_deferred`](Self::drop_deferred) is called first.
+    ///
+    /// # Errors
+    /// If it cannot be compiled.
+    pub fn defer(&mut self, name: Name, grid: [usize; 3], args: Args, bound: Vec<Bound>) -> Result<()> {
+        self.record_deferred();
+        self.kernels.get(&self.gpu, &name)?;
+        self.deferred = Some(Deferred { name, grid, args, bound });
+        Ok(())
+    }
+
+    /// Whether a kernel is deferred.
+    pub fn has_deferred(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    /// Drops the deferred kernel, because the next one does its work.
+    pub fn drop_deferred(&mut self) {
+        self.deferred = None;
+    }
+
+    fn record_deferred(&mut self) {
+        if let Some(Deferred { name, grid, args, bound }) = self.deferred.take() {
+            self.record_now(&name, grid, &args, &bound).expect("it has been compiled");
+        }
+    }
+
+    fn record_now(&mut self, name: &Name, grid: [usize; 3], args: &Args, bound: &[Bound]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
@@ -221,6 +265,7 @@ impl Recorder {
 
     /// Records a copy.
     pub fn copy(&mut self, from: &Span, to: &Span) {
+        self.record_deferred();
         self.pass = None;
         let encoder = match &mut self.encoder {
             Some(encoder) => encoder,
@@ -234,6 +279,7 @@ impl Recorder {
     /// # Errors
     /// If the GPU failed before.
     pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>> {
+        self.record_deferred();
         self.pass = None;
         let Some(encoder) = self.encoder.take() else { return Ok(None) };
         self.send_params();
