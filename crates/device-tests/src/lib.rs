@@ -88,6 +88,7 @@ macro_rules! mixtures {
         $crate::tests! { run mixtures $device:
             every_activation_is_computed_by_every_kernel
             routers_may_read_something_else_or_have_read_it_before
+            adjugate_experts_add_to_each_expert_of_their_group
         }
     };
 }

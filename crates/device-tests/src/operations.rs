@@ -70,8 +70,9 @@ pub fn operations_on_rows_are_the_processors<D: TestDevice>() {
             Activation::GeGlu,
             Activation::ReGlu,
         ] {
-            each(&|b| b.activate(x, y, activation).unwrap());
+            each(&|b| b.activate(x, Some(y), activation).unwrap());
         }
+        each(&|b| b.activate(x, None, Activation::ReluSquared).unwrap());
         for function in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
             for gate in [y, some, one] {
                 each(&|b| b.gate(x, gate, function).unwrap());
@@ -215,7 +216,7 @@ fn attended(b: &mut dyn Backend, case: &Case, batches: &[&[usize]]) -> Vec<Vec<f
         _ => RopePairs::HalfSplit,
     };
     let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs, angles };
-    let mut states = [0, 1].map(|_| SequenceState::new(0, &[StateShape::Attention(kv)], b));
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(StateShape::Attention(kv))], b));
     let mut results = Vec::new();
     for (batch, &lens) in batches.iter().enumerate() {
         let rows: usize = lens.iter().sum();
@@ -281,7 +282,7 @@ pub fn convolutions_go_on_where_they_ended<D: TestDevice>() {
         compare::<D>("convolution", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
             let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
-            let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
+            let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(shape)], b));
             let mut results = Vec::new();
             for (batch, lens) in [[1usize, 9], [1, 1], [7, 2], [2, 1]].into_iter().enumerate() {
                 let rows = lens[0] + lens[1];
@@ -392,7 +393,7 @@ fn recurred(b: &mut dyn Backend, shape: DeltaShape, shapes: &[BufShape; 5]) -> V
     b.load(Weight::Vector(numbers(heads, 3))).unwrap();
     let [filters, rates, biases] = [0, 1, 2].map(Vector::nth);
     let kept = StateShape::Recurrent(shape.state_floats().unwrap());
-    let mut states = [0, 1].map(|_| SequenceState::new(0, &[kept], b));
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(kept)], b));
     let mut results = Vec::new();
     for (batch, lens) in STRETCHES.into_iter().enumerate() {
         let rows = lens[0] + lens[1];

@@ -26,7 +26,7 @@ var<workgroup> scores: array<f32, HEADS * PAGE>;
 var<workgroup> highs: array<f32, HEADS>;
 var<workgroup> factors: array<f32, HEADS>;
 
-// Norms and rotates heads from number `first` on, as heads.wgsl does, with 16 threads for each.
+// Norms and rotates heads from number `first` on, as rotate.wgsl does, with 16 threads for each.
 fn prepare(thread: u32, row: u32, first: u32, count: u32) {
     let of_k = first == HEADS;
     let is_one = thread / 16u < count;

@@ -17,7 +17,6 @@ fn embed(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     let g = unpack0(m, planes_of(m), rows[group.y], index);
     for (var i = 0u; i < 32u; i++) {
         let column = 32u * index + i;
-        let value = fma(g.scale[i / 16u], g.lanes[i / 4u][i % 4u], g.min[i / 16u]) * m.factor;
-        if column < m.cols { out[group.y * args.width + column] = value; }
+        if column < m.cols { out[group.y * args.width + column] = weight_of(g, i, HAS_MIN0) * m.factor; }
     }
 }

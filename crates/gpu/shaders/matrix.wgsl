@@ -31,9 +31,34 @@ struct Group {
     min: vec2<f32>,
 }
 
-// Four bytes of a word as numbers without sign.
-fn bytes_of(word: u32) -> vec4<f32> {
-    return vec4<f32>(vec4<u32>(word & 255u, (word >> 8u) & 255u, (word >> 16u) & 255u, word >> 24u));
+// A weight of a group, rounded twice as on the processor: no compiler fuses a product with a sum across a minimum.
+fn weight_of(g: Group, i: u32, has_min: bool) -> f32 {
+    let product = g.scale[i / 16u] * g.lanes[i / 4u][i % 4u];
+    if !has_min { return product; }
+    return min(product, INFINITE) + g.min[i / 16u];
+}
+
+const NIBBLES: u32 = 0x0f0f0f0fu;
+const PAIRS: u32 = 0x03030303u;
+const ONES: u32 = 0x01010101u;
+
+// The four bytes of a word, less a number. In the low bits of 2^23 they need no conversion, which is slow on some GPUs.
+fn bytes_of(word: u32, less: f32) -> vec4<f32> {
+    let bytes = vec4<u32>(word & 255u, (word >> 8u) & 255u, (word >> 16u) & 255u, word >> 24u);
+    return bitcast<vec4<f32>>(bytes | vec4<u32>(0x4b000000u)) - (8388608.0 + less);
+}
+
+// 32 bytes as lanes, less a number.
+fn lanes_of(a: vec4<u32>, b: vec4<u32>, less: f32) -> array<vec4<f32>, 8> {
+    return array<vec4<f32>, 8>(
+        bytes_of(a.x, less), bytes_of(a.y, less), bytes_of(a.z, less), bytes_of(a.w, less),
+        bytes_of(b.x, less), bytes_of(b.y, less), bytes_of(b.z, less), bytes_of(b.w, less),
+    );
+}
+
+// Groups with one scale.
+fn scaled(lanes: array<vec4<f32>, 8>, scale: f32) -> Group {
+    return Group(lanes, vec2<f32>(scale), vec2<f32>(0.0));
 }
 
 // A half, in the low bits of a word.

@@ -27,8 +27,11 @@ fn rms_norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_i
     let at = (group.x + 65535u * group.y) * args.width;
     let there = group.x + 65535u * group.y < args.count;
     var squares = 0.0;
+    // The order of sums is that of products.wgsl.
     if there {
-        for (var i = thread; i < args.width; i += 256u) { squares = fma(x[at + i], x[at + i], squares); }
+        for (var i = 4u * thread; i < args.width; i += 1024u) {
+            for (var j = i; j < min(i + 4u, args.width); j++) { squares = fma(x[at + j], x[at + j], squares); }
+        }
     }
     let scale = 1.0 / sqrt(sum_threads(thread, squares, 256u) / f32(args.width) + args.alpha);
     if there {

@@ -9,6 +9,8 @@ use wgpu::Features;
 
 use crate::adopt;
 use crate::find::{Api, Found};
+use crate::shaders::ARRAY;
+use crate::submissions::Commands;
 
 /// What kernels may use. Tests turn parts off, so that the variants for GPUs without them are tested, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ impl Variants {
 }
 
 /// Features for arrays of buffers.
-fn array_features() -> Features {
+pub fn array_features() -> Features {
     Features::BUFFER_BINDING_ARRAY
         | Features::STORAGE_RESOURCE_BINDING_ARRAY
         | Features::SAMPLED_TEXTURE_AND_STORAGE_BUFFER_ARRAY_NON_UNIFORM_INDEXING
@@ -56,6 +58,57 @@ pub struct Gpu {
     dropped: AtomicU64,
     failure: Arc<Mutex<Option<Failure>>>,
     pub adopted: adopt::Adopted,
+    pub commands: Mutex<Commands>,
+    pub counts: Counters,
+}
+
+/// How much the GPU was given to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels recorded.
+    pub dispatches: u64,
+    /// Submissions.
+    pub submits: u64,
+    /// Times that the host waited for the GPU.
+    pub waits: u64,
+    /// Bytes of experts copied to the GPU.
+    pub uploaded: u64,
+}
+
+/// Counts what the GPU is given to do.
+#[derive(Default)]
+pub struct Counters([AtomicU64; 4]);
+
+impl Counters {
+    fn add(&self, what: usize, count: u64) {
+        self.0[what].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts a kernel.
+    pub fn add_dispatch(&self) {
+        self.add(0, 1);
+    }
+
+    /// Counts a submission.
+    pub fn add_submission(&self) {
+        self.add(1, 1);
+    }
+
+    /// Counts a time that the host waited.
+    pub fn add_wait(&self) {
+        self.add(2, 1);
+    }
+
+    /// Counts bytes of experts that are copied to the GPU.
+    pub fn add_upload(&self, bytes: u64) {
+        self.add(3, bytes);
+    }
+
+    /// What has been counted so far.
+    pub fn get(&self) -> Counts {
+        let [dispatches, submits, waits, uploaded] = [0, 1, 2, 3].map(|i| self.0[i].load(Ordering::Relaxed));
+        Counts { dispatches, submits, waits, uploaded }
+    }
 }
 
 /// What the GPU reported.
@@ -107,6 +160,8 @@ impl Gpu {
             adopted: adopt::Adopted::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),
+            commands: Mutex::default(),
+            counts: Counters::default(),
             device,
             queue,
             limits,
@@ -194,6 +249,29 @@ impl Gpu {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The most bytes of a buffer that has experts' slots.
+    pub fn largest_arena(&self) -> usize {
+        /// Kernels count bytes with 32 bits.
+        const MOST: u64 = 1 << 31;
+        /// Room for the rest of the first and last page.
+        const PAGES: u64 = 1 << 16;
+        let limits = &self.limits;
+        let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST);
+        (most - PAGES) as usize
+    }
+
+    /// How many arenas of experts a kernel is bound to at a time.
+    pub fn window(&self) -> usize {
+        /// The most arenas without arrays of buffers: each is a branch.
+        const MOST: usize = 8;
+        /// Other buffers of these kernels.
+        const OTHERS: usize = 11;
+        match self.variants.arrays {
+            true => ARRAY as usize,
+            false => (self.limits.max_storage_buffers_per_shader_stage as usize - OTHERS).clamp(1, MOST),
+        }
+    }
+
     /// What the GPU has reported since this was last called.
     ///
     /// # Errors
@@ -208,18 +286,6 @@ impl Gpu {
             }
             Some(Failure::Lost(why)) => Err(Error::DeviceLost(format!("{} is lost: {why}", self.name()))),
         }
-    }
-
-    /// Waits until everything that was submitted has ended, or everything up to `submission`.
-    ///
-    /// # Errors
-    /// If the GPU failed.
-    pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<()> {
-        let waited = self.device.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
-        self.check()?;
-        waited
-            .map(drop)
-            .map_err(|error| Error::DeviceLost(format!("{} does not answer: {error}", self.name())))
     }
 }
 

@@ -128,8 +128,8 @@ impl Heap {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         encoder.copy_buffer_to_buffer(&from.buffer, from.start, &between.buffer, 0, bytes);
         encoder.copy_buffer_to_buffer(&between.buffer, 0, &to.buffer, to.start, bytes);
-        self.gpu.queue.submit([encoder.finish()]);
-        self.gpu.check()
+        self.gpu.submit_later(encoder.finish(), Vec::new());
+        self.gpu.submit().map(drop)
     }
 
     /// Copies a piece to RAM, after everything submitted.
@@ -147,9 +147,10 @@ impl Heap {
         });
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         encoder.copy_buffer_to_buffer(&from.buffer, from.start, &buffer, 0, bytes);
-        let submission = self.gpu.queue.submit([encoder.finish()]);
+        self.gpu.submit_later(encoder.finish(), Vec::new());
+        let submission = self.gpu.submit()?;
         buffer.slice(..).map_async(wgpu::MapMode::Read, |_| {});
-        self.gpu.wait(Some(submission))?;
+        self.gpu.wait(submission.as_ref())?;
         let mapped = buffer.slice(..).get_mapped_range();
         let mapped = mapped
             .map_err(|error| Error::Backend(format!("{} cannot be read from: {error}", self.gpu.name())))?;
@@ -162,6 +163,8 @@ impl Heap {
     /// # Errors
     /// If the GPU failed.
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // Whoever had the piece before may still read it.
+        self.gpu.submit()?;
         let to = self.lock().place(to, bytes.len() as u64);
         self.gpu.queue.write_buffer(&to.buffer, to.start, bytes);
         self.gpu.check()

@@ -8,21 +8,24 @@ mod backend;
 mod device;
 mod executor;
 mod find;
+mod grids;
 mod heap;
 mod recorder;
 mod shaders;
+mod speed;
 mod state;
+mod submissions;
 mod weights;
 
 use std::sync::Arc;
 
+use forebay_engine::Result;
 use forebay_engine::internals::backend::{BufShape, KvShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
-use forebay_engine::{Error, Result};
 use forebay_kernels::Encoding;
 
-pub use device::Variants;
+pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
 
 use backend::{GpuBackend, attends};
@@ -48,6 +51,11 @@ impl PortableGpu {
     /// Its product name and interface.
     pub fn name(&self) -> String {
         self.0.name()
+    }
+
+    /// How much the GPU was given to do so far.
+    pub fn counts(&self) -> Counts {
+        self.0.counts.get()
     }
 
     /// Bytes in use, by purpose.
@@ -81,8 +89,17 @@ impl Device for PortableGpu {
         CHUNK
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        speed::of_memory(&self.0)
+    }
+
     fn link_speed(&self) -> Result<f64> {
-        Err(Error::Backend("not measured".into()))
+        speed::of_link(&self.0)
+    }
+
+    fn pins_at_once(&self) -> usize {
+        // Kernels reach only some of these parts at a time.
+        if self.0.unified { self.0.largest_arena() } else { 64 << 20 }
     }
 
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {

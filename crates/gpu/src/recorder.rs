@@ -1,20 +1,23 @@
 //! Records kernels and copies, and submits them.
 //!
-//! Everything since the last submission is one command buffer. Parameters of a batch, such as positions and page
-//! tables, go through one buffer, which is written before the commands that read it.
+//! Parameters of a batch, such as positions and page tables, go through one buffer, which is written before the commands
+//! that read it. So the commands of one token are usually those of the last one. Then the command buffer for the next
+//! token is made while the GPU still computes this one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytemuck::{Pod, cast_slice};
-use forebay_engine::Result;
+use forebay_engine::{Error, Result};
 use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Memory, Span};
+use crate::grids;
 use crate::shaders::{ARRAY, Kernel, Kernels, Name};
+use crate::submissions::{Kept, Submission};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Args(SmallVec<[u32; 32]>);
 
 impl Args {
@@ -64,40 +67,32 @@ impl From<Option<Span>> for Bound {
     }
 }
 
-/// How much has been recorded and submitted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Kernels started.
-    pub dispatches: u64,
-    /// Command buffers submitted.
-    pub submits: u64,
-    /// Times that the host waited for the GPU.
-    pub waits: u64,
-    /// Bytes of experts copied to the GPU.
-    pub uploaded: u64,
-}
-
-/// The bytes of parameters between two submissions, at first.
+/// The bytes of a batch's parameters, at first.
 const PARAMS: u64 = 1 << 20;
 
-type Key = (Name, SmallVec<[Span; 8]>);
-
-/// A kernel that is recorded before whatever follows, unless that takes its work over.
-struct Deferred {
-    name: Name,
-    grid: [usize; 3],
-    args: Args,
-    bound: Vec<Bound>,
+/// A recorded operation.
+#[derive(PartialEq)]
+enum Command {
+    Kernel { number: usize, grid: [u32; 3], args: Args, spans: Spans },
+    Copy { origin: Span, to: Span },
 }
+
+/// The buffers of a kernel, those of arrays one after another.
+type Spans = SmallVec<[Span; 8]>;
 
 /// Records operations.
 pub struct Recorder {
     gpu: Arc<Gpu>,
-    pub kernels: Kernels,
-    deferred: Option<Deferred>,
-    pass: Option<wgpu::ComputePass<'static>>,
-    encoder: Option<wgpu::CommandEncoder>,
-    groups: HashMap<Key, wgpu::BindGroup>,
+    kernels: Kernels,
+    commands: Vec<Command>,
+    /// What they use.
+    kept: Vec<Kept>,
+    /// What was submitted last, and the command buffer that was made for its next time.
+    last: Vec<Command>,
+    prepared: Option<wgpu::CommandBuffer>,
+    /// Whether what was submitted last was a repetition.
+    repeats: bool,
+    groups: HashMap<(usize, Spans), wgpu::BindGroup>,
     /// How many buffers had been dropped when the groups were made.
     groups_of: u64,
     params: Memory,
@@ -107,7 +102,8 @@ pub struct Recorder {
     /// What slots that a kernel does not use are bound to: for reading, and for writing.
     nothing: [Memory; 2],
     readback: Option<wgpu::Buffer>,
-    pub counts: Counts,
+    /// The grids of the IQ types.
+    grids: Memory,
 }
 
 impl Recorder {
@@ -116,28 +112,34 @@ impl Recorder {
     /// # Errors
     /// If there is no memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Recorder> {
+        let table = grids::table();
+        let grids = gpu.allocate(4 * table.len() as u64, "scratch")?;
+        gpu.queue.write_buffer(&grids.whole().buffer, 0, cast_slice(&table));
         Ok(Recorder {
             params: gpu.allocate(PARAMS, "batch parameters")?,
             nothing: [gpu.allocate(256, "scratch")?, gpu.allocate(256, "scratch")?],
             gpu: Arc::clone(gpu),
             kernels: Kernels::default(),
-            deferred: None,
-            pass: None,
-            encoder: None,
+            commands: Vec::new(),
+            kept: Vec::new(),
+            last: Vec::new(),
+            prepared: None,
+            repeats: false,
             groups: HashMap::new(),
             groups_of: 0,
             written: Vec::new(),
             sent: 0,
             readback: None,
-            counts: Counts::default(),
+            grids,
         })
     }
 
-    /// Begins a batch: drops what was recorded and not submitted, and all parameters.
+    /// Begins a batch: drops what was recorded and not closed, and all parameters.
     pub fn begin(&mut self) {
-        self.deferred = None;
-        self.pass = None;
-        self.encoder = None;
+        self.commands.clear();
+        self.kept.clear();
+        // Parameters are overwritten from now on.
+        self.gpu.submit_closed();
         self.written.clear();
         self.sent = 0;
     }
@@ -178,123 +180,127 @@ impl Recorder {
     /// # Errors
     /// If it cannot be compiled.
     pub fn record(&mut self, name: &Name, grid: [usize; 3], args: &Args, bound: &[Bound]) -> Result<()> {
-        self.record_deferred();
-        self.record_now(name, grid, args, bound)
-    }
-
-    /// Records the start of a kernel once anything else is recorded or submitted, unless
-    /// [`drop_deferred`](Self::drop_deferred) is called first.
-    ///
-    /// # Errors
-    /// If it cannot be compiled.
-    pub fn defer(&mut self, name: Name, grid: [usize; 3], args: Args, bound: Vec<Bound>) -> Result<()> {
-        self.record_deferred();
-        self.kernels.get(&self.gpu, &name)?;
-        self.deferred = Some(Deferred { name, grid, args, bound });
-        Ok(())
-    }
-
-    /// Whether a kernel is deferred.
-    pub fn has_deferred(&self) -> bool {
-        self.deferred.is_some()
-    }
-
-    /// Drops the deferred kernel, because the next one does its work.
-    pub fn drop_deferred(&mut self) {
-        self.deferred = None;
-    }
-
-    fn record_deferred(&mut self) {
-        if let Some(Deferred { name, grid, args, bound }) = self.deferred.take() {
-            self.record_now(&name, grid, &args, &bound).expect("it has been compiled");
-        }
-    }
-
-    fn record_now(&mut self, name: &Name, grid: [usize; 3], args: &Args, bound: &[Bound]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
         let most = self.gpu.limits.max_compute_workgroups_per_dimension as usize;
         assert!(grid.iter().all(|&n| n <= most), "a grid of {grid:?} for {}", name.entry);
-        let kernel = self.kernels.get(&self.gpu, name)?;
-        assert_eq!(kernel.slots.len(), bound.len(), "the buffers of {}", name.entry);
+        let number = self.kernels.number(&self.gpu, name)?;
+        let slots = &self.kernels.nth(number).slots;
+        let grids = name.has_grids().then(|| Bound::Span(self.grids.whole()));
+        let bound: SmallVec<[&Bound; 16]> = grids.iter().chain(bound).collect();
+        assert_eq!(slots.len(), bound.len(), "the buffers of {}", name.entry);
+        let mut spans = Spans::new();
+        for (slot, bound) in slots.iter().zip(bound) {
+            let nothing = || self.nothing[usize::from(!slot.read_only)].whole();
+            match bound {
+                Bound::Span(span) => spans.push(span.clone()),
+                Bound::None if !slot.array => spans.push(nothing()),
+                Bound::None => spans.extend((0..ARRAY).map(|_| nothing())),
+                Bound::Array(some) => {
+                    assert!(slot.array && some.len() <= ARRAY as usize);
+                    spans.extend(some.iter().cloned());
+                    spans.extend((some.len()..ARRAY as usize).map(|_| nothing()));
+                }
+            }
+        }
+        assert!(args.0.len() * 4 <= IMMEDIATES as usize);
+        let grid = grid.map(|n| n as u32);
+        self.commands.push(Command::Kernel { number, grid, args: args.clone(), spans });
+        Ok(())
+    }
+
+    /// Keeps something until what is recorded has ended.
+    pub fn keep(&mut self, kept: Kept) {
+        self.kept.push(kept);
+    }
+
+    /// Records a copy.
+    pub fn copy(&mut self, origin: &Span, to: &Span) {
+        self.commands.push(Command::Copy { origin: origin.clone(), to: to.clone() });
+    }
+
+    /// Makes a command buffer of what was recorded, to be submitted with whatever is submitted next.
+    pub fn close(&mut self) {
+        if self.commands.is_empty() {
+            return;
+        }
+        self.send_params();
+        let commands = std::mem::take(&mut self.commands);
+        self.repeats = commands == self.last;
+        let buffer = match self.prepared.take() {
+            Some(buffer) if self.repeats => buffer,
+            _ => self.encode(&commands),
+        };
+        self.last = commands;
+        self.gpu.submit_later(buffer, std::mem::take(&mut self.kept));
+    }
+
+    /// Submits what was recorded.
+    ///
+    /// # Errors
+    /// If the GPU failed before.
+    pub fn submit(&mut self) -> Result<Option<Submission>> {
+        self.close();
+        self.gpu.submit()
+    }
+
+    /// If what was submitted last was a repetition, makes a command buffer for the next time. Called while the GPU
+    /// computes.
+    fn prepare(&mut self) {
+        if self.repeats && self.prepared.is_none() {
+            let last = std::mem::take(&mut self.last);
+            self.prepared = Some(self.encode(&last));
+            self.last = last;
+        }
+    }
+
+    fn encode(&mut self, commands: &[Command]) -> wgpu::CommandBuffer {
         if self.groups_of != self.gpu.dropped() {
             self.groups.clear();
             self.groups_of = self.gpu.dropped();
         }
-        let mut key: Key = (name.clone(), SmallVec::new());
-        for (slot, bound) in kernel.slots.iter().zip(bound) {
-            let nothing = || self.nothing[usize::from(!slot.read_only)].whole();
-            match bound {
-                Bound::Span(span) => key.1.push(span.clone()),
-                Bound::None if !slot.array => key.1.push(nothing()),
-                Bound::None => key.1.extend((0..ARRAY).map(|_| nothing())),
-                Bound::Array(spans) => {
-                    assert!(slot.array && spans.len() <= ARRAY as usize);
-                    key.1.extend(spans.iter().cloned());
-                    key.1.extend((spans.len()..ARRAY as usize).map(|_| nothing()));
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut commands = commands.iter().peekable();
+        while let Some(command) = commands.peek() {
+            if let Command::Copy { origin, to } = command {
+                encoder.copy_buffer_to_buffer(
+                    &origin.buffer,
+                    origin.start,
+                    &to.buffer,
+                    to.start,
+                    origin.bytes,
+                );
+                commands.next();
+                continue;
+            }
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            while let Some(Command::Kernel { number, grid: [x, y, z], args, spans }) =
+                commands.next_if(|command| matches!(command, Command::Kernel { .. }))
+            {
+                let kernel = self.kernels.nth(*number);
+                let group = self
+                    .groups
+                    .entry((*number, spans.clone()))
+                    .or_insert_with(|| make_group(&self.gpu, kernel, spans));
+                pass.set_pipeline(&kernel.pipeline);
+                pass.set_bind_group(0, &*group, &[]);
+                if !args.0.is_empty() {
+                    pass.set_immediates(0, cast_slice(&args.0));
                 }
+                pass.dispatch_workgroups(*x, *y, *z);
+                self.gpu.counts.add_dispatch();
             }
         }
-        let group = match self.groups.get(&key) {
-            Some(group) => group,
-            None => {
-                let group = make_group(&self.gpu, kernel, &key.1);
-                self.groups.entry(key).or_insert(group)
-            }
-        };
-        let encoder = match &mut self.encoder {
-            Some(encoder) => encoder,
-            none => none.insert(self.gpu.device.create_command_encoder(&Default::default())),
-        };
-        let pass = match &mut self.pass {
-            Some(pass) => pass,
-            none => none.insert(encoder.begin_compute_pass(&Default::default()).forget_lifetime()),
-        };
-        pass.set_pipeline(&kernel.pipeline);
-        pass.set_bind_group(0, group, &[]);
-        assert!(args.0.len() * 4 <= IMMEDIATES as usize);
-        if !args.0.is_empty() {
-            pass.set_immediates(0, cast_slice(&args.0));
-        }
-        let [x, y, z] = grid.map(|n| n as u32);
-        pass.dispatch_workgroups(x, y, z);
-        self.counts.dispatches += 1;
-        Ok(())
-    }
-
-    /// Records a copy.
-    pub fn copy(&mut self, from: &Span, to: &Span) {
-        self.record_deferred();
-        self.pass = None;
-        let encoder = match &mut self.encoder {
-            Some(encoder) => encoder,
-            none => none.insert(self.gpu.device.create_command_encoder(&Default::default())),
-        };
-        encoder.copy_buffer_to_buffer(&from.buffer, from.start, &to.buffer, to.start, from.bytes);
-    }
-
-    /// Submits what was recorded. Returns the submission, if there was anything.
-    ///
-    /// # Errors
-    /// If the GPU failed before.
-    pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>> {
-        self.record_deferred();
-        self.pass = None;
-        let Some(encoder) = self.encoder.take() else { return Ok(None) };
-        self.send_params();
-        let submission = self.gpu.queue.submit([encoder.finish()]);
-        self.counts.submits += 1;
-        self.gpu.check()?;
-        Ok(Some(submission))
+        encoder.finish()
     }
 
     /// Copies a part of a buffer to RAM, after everything recorded.
     ///
     /// # Errors
     /// If the GPU fails.
-    pub fn read(&mut self, from: &Span, out: &mut [u8]) -> Result<()> {
-        assert!(out.len() as u64 <= from.bytes);
+    pub fn read(&mut self, origin: &Span, out: &mut [u8]) -> Result<()> {
+        assert!(out.len() as u64 <= origin.bytes);
         let bytes = (out.len() as u64).next_multiple_of(4);
         if self.readback.as_ref().is_none_or(|buffer| buffer.size() < bytes) {
             self.readback = Some(self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
@@ -305,17 +311,16 @@ impl Recorder {
             }));
         }
         let buffer = self.readback.clone().expect("it was just made");
-        let from = Span { bytes, ..from.clone() };
-        self.copy(&from, &Span { buffer: buffer.clone(), start: 0, bytes });
+        let origin = Span { bytes, ..origin.clone() };
+        self.copy(&origin, &Span { buffer: buffer.clone(), start: 0, bytes });
         let submission = self.submit()?;
         buffer.slice(..bytes).map_async(wgpu::MapMode::Read, |_| {});
-        self.counts.waits += 1;
-        self.gpu.wait(submission)?;
+        self.prepare();
+        self.gpu.wait(submission.as_ref())?;
         {
             let mapped = buffer.slice(..bytes).get_mapped_range();
-            let mapped = mapped.map_err(|error| {
-                forebay_engine::Error::Backend(format!("{} cannot be read from: {error}", self.gpu.name()))
-            })?;
+            let mapped = mapped
+                .map_err(|error| Error::Backend(format!("{} cannot be read: {error}", self.gpu.name())))?;
             out.copy_from_slice(&mapped[..out.len()]);
         }
         buffer.unmap();
@@ -338,18 +343,14 @@ fn make_group(gpu: &Gpu, kernel: &Kernel, spans: &[Span]) -> wgpu::BindGroup {
     let mut at = 0;
     let mut entries = Vec::with_capacity(kernel.slots.len());
     for (number, slot) in kernel.slots.iter().enumerate() {
-        let count = if slot.array { ARRAY as usize } else { 1 };
-        let some = &all[at..at + count];
-        at += count;
+        let some = &all[at..at + if slot.array { ARRAY as usize } else { 1 }];
+        at += some.len();
         let resource = match slot.array {
             true => wgpu::BindingResource::BufferArray(some),
             false => wgpu::BindingResource::Buffer(some[0].clone()),
         };
         entries.push(wgpu::BindGroupEntry { binding: number as u32, resource });
     }
-    gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &kernel.layout,
-        entries: &entries,
-    })
+    let layout = &kernel.layout;
+    gpu.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
 }

@@ -10,6 +10,7 @@ use forebay_engine::{Error, Result};
 use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Variants};
+use crate::grids;
 use crate::weights::{Source, WeightKind};
 
 /// A file of kernels.
@@ -21,8 +22,18 @@ pub enum File {
     Embed,
     /// Products of matrices with single rows of activations.
     Products,
+    /// Routers' choices.
+    Routing,
+    /// Candidates for the likeliest tokens.
+    Best,
+    /// The first half of experts.
+    Gate,
+    /// The second half of experts.
+    Down,
+    /// Sorting pairs by expert, and adding experts' outputs.
+    Mixing,
     /// Norms and rotations of heads.
-    Heads,
+    Rotate,
     /// Attention of single rows, of any shape.
     Attention,
     /// Attention of many rows of a sequence.
@@ -37,7 +48,16 @@ impl File {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
-            File::Heads => include_str!("../shaders/heads.wgsl"),
+            File::Routing => include_str!("../shaders/routing.wgsl"),
+            File::Best => include_str!("../shaders/best.wgsl"),
+            File::Gate => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_gate.wgsl"))
+            }
+            File::Down => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_down.wgsl"))
+            }
+            File::Mixing => include_str!("../shaders/mixing.wgsl"),
+            File::Rotate => include_str!("../shaders/rotate.wgsl"),
             File::Attention => {
                 concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/attention.wgsl"))
             }
@@ -114,6 +134,11 @@ impl Name {
         self
     }
 
+    /// Whether its first buffer has the grids. The recorder binds it.
+    pub fn has_grids(&self) -> bool {
+        self.slots.iter().any(|slot| slot.kind.has_grid())
+    }
+
     /// The same kernel with the heap.
     pub fn reaching(mut self, heap: HeapView) -> Name {
         self.heap = Some(heap);
@@ -143,6 +168,13 @@ impl Name {
         if !self.slots.is_empty() {
             text.push_str(include_str!("../shaders/matrix.wgsl"));
         }
+        if self.has_grids() {
+            text.push_str(&grids::declaration());
+        }
+        if experts {
+            let window = self.constants.iter().find(|(name, _)| *name == "WINDOW");
+            text.push_str(&arenas(variants, window.expect("kernels for experts have a window").1));
+        }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
         }
@@ -152,6 +184,25 @@ impl Name {
         text.push_str(&repeat(self.file.text(), self.slots.len()));
         number_bindings(&text)
     }
+}
+
+/// The buffers that have experts' slots: as many as a kernel is bound to at a time.
+fn arenas(variants: Variants, window: u32) -> String {
+    if variants.arrays {
+        return include_str!("../shaders/arenas_array.wgsl").to_owned();
+    }
+    let mut text = String::from(
+        "\n// The current expert's arena among those that are bound.\nvar<private> arena: u32;\n",
+    );
+    for i in 0..window {
+        text.push_str(&format!("@group(0) @binding(#) var<storage, read> arena{i}: array<u32>;\n"));
+    }
+    text.push_str("fn expert_word(word: u32) -> u32 {\n    switch arena {\n");
+    for i in 1..window {
+        text.push_str(&format!("        case {i}u: {{ return arena{i}[word]; }}\n"));
+    }
+    text.push_str("        default: { return arena0[word]; }\n    }\n}\n");
+    text
 }
 
 /// Numbers the bindings, which are written `@binding(#)`, in their order.
@@ -216,24 +267,34 @@ pub fn slots_of(text: &str) -> Vec<Slot> {
         .collect()
 }
 
-/// The kernels that have been used.
-#[derive(Default)]
-pub struct Kernels(HashMap<Name, Kernel>);
-
 /// Buffers in an array: experts' slots are in at most this many allocations.
 pub const ARRAY: u32 = 64;
 
+/// The kernels that have been used.
+#[derive(Default)]
+pub struct Kernels {
+    numbers: HashMap<Name, usize>,
+    compiled: Vec<Kernel>,
+}
+
 impl Kernels {
-    /// A kernel, compiled on first use.
+    /// A kernel's number. Compiles it on first use.
     ///
     /// # Errors
     /// If the driver cannot compile it.
-    pub fn get(&mut self, gpu: &Gpu, name: &Name) -> Result<&Kernel> {
-        if !self.0.contains_key(name) {
-            let kernel = compile(gpu, name)?;
-            self.0.insert(name.clone(), kernel);
+    pub fn number(&mut self, gpu: &Gpu, name: &Name) -> Result<usize> {
+        if let Some(&number) = self.numbers.get(name) {
+            return Ok(number);
         }
-        Ok(&self.0[name])
+        self.compiled.push(compile(gpu, name)?);
+        let number = self.compiled.len() - 1;
+        self.numbers.insert(name.clone(), number);
+        Ok(number)
+    }
+
+    /// The kernel with this number.
+    pub fn nth(&self, number: usize) -> &Kernel {
+        &self.compiled[number]
     }
 }
 

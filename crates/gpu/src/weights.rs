@@ -21,9 +21,86 @@ pub enum WeightKind {
     COLUMNS_F16,
     COLUMNS_BF16,
     Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    MXFP4_PAIRS,
+    NVFP4,
+    AFFINE2,
+    AFFINE3,
+    AFFINE4,
+    AFFINE5,
+    AFFINE6,
+    AFFINE8,
+    FP8,
+}
+
+/// The text of an unpacker.
+macro_rules! unpack {
+    ($name:literal) => {
+        include_str!(concat!("../shaders/unpack/", $name, ".wgsl"))
+    };
 }
 
 impl WeightKind {
+    /// Every kind.
+    pub const ALL: [WeightKind; 35] = {
+        use WeightKind::*;
+        [
+            F32,
+            F16,
+            BF16,
+            COLUMNS_F32,
+            COLUMNS_F16,
+            COLUMNS_BF16,
+            Q8_0,
+            Q4_0,
+            Q4_1,
+            Q5_0,
+            Q5_1,
+            Q2_K,
+            Q3_K,
+            Q4_K,
+            Q5_K,
+            Q6_K,
+            IQ1_S,
+            IQ1_M,
+            IQ2_XXS,
+            IQ2_XS,
+            IQ2_S,
+            IQ3_XXS,
+            IQ3_S,
+            IQ4_NL,
+            IQ4_XS,
+            MXFP4,
+            MXFP4_PAIRS,
+            NVFP4,
+            AFFINE2,
+            AFFINE3,
+            AFFINE4,
+            AFFINE5,
+            AFFINE6,
+            AFFINE8,
+            FP8,
+        ]
+    };
+
     /// The kind of an encoding, if there are kernels for it.
     pub fn of(encoding: Encoding) -> Option<WeightKind> {
         Some(match encoding {
@@ -34,6 +111,37 @@ impl WeightKind {
             Encoding::Columns(DType::F16) => WeightKind::COLUMNS_F16,
             Encoding::Columns(DType::BF16) => WeightKind::COLUMNS_BF16,
             Encoding::Blocks(DType::Q8_0) => WeightKind::Q8_0,
+            Encoding::Blocks(DType::Q4_0) => WeightKind::Q4_0,
+            Encoding::Blocks(DType::Q4_1) => WeightKind::Q4_1,
+            Encoding::Blocks(DType::Q5_0) => WeightKind::Q5_0,
+            Encoding::Blocks(DType::Q5_1) => WeightKind::Q5_1,
+            Encoding::Blocks(DType::Q2_K) => WeightKind::Q2_K,
+            Encoding::Blocks(DType::Q3_K) => WeightKind::Q3_K,
+            Encoding::Blocks(DType::Q4_K) => WeightKind::Q4_K,
+            Encoding::Blocks(DType::Q5_K) => WeightKind::Q5_K,
+            Encoding::Blocks(DType::Q6_K) => WeightKind::Q6_K,
+            Encoding::Blocks(DType::IQ1_S) => WeightKind::IQ1_S,
+            Encoding::Blocks(DType::IQ1_M) => WeightKind::IQ1_M,
+            Encoding::Blocks(DType::IQ2_XXS) => WeightKind::IQ2_XXS,
+            Encoding::Blocks(DType::IQ2_XS) => WeightKind::IQ2_XS,
+            Encoding::Blocks(DType::IQ2_S) => WeightKind::IQ2_S,
+            Encoding::Blocks(DType::IQ3_XXS) => WeightKind::IQ3_XXS,
+            Encoding::Blocks(DType::IQ3_S) => WeightKind::IQ3_S,
+            Encoding::Blocks(DType::IQ4_NL) => WeightKind::IQ4_NL,
+            Encoding::Blocks(DType::IQ4_XS) => WeightKind::IQ4_XS,
+            Encoding::Blocks(DType::MXFP4) => WeightKind::MXFP4,
+            Encoding::Blocks(DType::NVFP4) => WeightKind::NVFP4,
+            Encoding::Mxfp4 => WeightKind::MXFP4_PAIRS,
+            Encoding::Affine(Affine { bits, scales, .. }) if scales.is_float() => match bits {
+                2 => WeightKind::AFFINE2,
+                3 => WeightKind::AFFINE3,
+                4 => WeightKind::AFFINE4,
+                5 => WeightKind::AFFINE5,
+                6 => WeightKind::AFFINE6,
+                8 => WeightKind::AFFINE8,
+                _ => return None,
+            },
+            Encoding::Tiles(Tiles { scales, .. }) if scales.is_float() => WeightKind::FP8,
             _ => return None,
         })
     }
@@ -42,7 +150,7 @@ impl WeightKind {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there are no kernels for it.
-    fn named(encoding: Encoding) -> Result<WeightKind> {
+    pub fn named(encoding: Encoding) -> Result<WeightKind> {
         WeightKind::of(encoding)
             .ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
     }
@@ -54,22 +162,92 @@ impl WeightKind {
         const SINGLE: &str = "fn float_at$(byte: u32) -> f32 { return bitcast<f32>(code_word$(byte)); }\n";
         const HALF: &str = "fn float_at$(byte: u32) -> f32 { return half_of(code_half$(byte)); }\n";
         const BRAIN: &str = "fn float_at$(byte: u32) -> f32 { return brain_of(code_half$(byte)); }\n";
-        const HALVES: &str = include_str!("../shaders/unpack/halves.wgsl");
-        const COLUMNS: &str = include_str!("../shaders/unpack/columns.wgsl");
+        const COLUMNS: &str = unpack!("columns");
         match self {
-            WeightKind::F32 => &[include_str!("../shaders/unpack/f32.wgsl")],
-            WeightKind::F16 => &[F16, HALVES],
-            WeightKind::BF16 => &[BF16, HALVES],
+            WeightKind::F32 => &[unpack!("f32")],
+            WeightKind::F16 => &[F16, unpack!("halves")],
+            WeightKind::BF16 => &[BF16, unpack!("halves")],
             WeightKind::COLUMNS_F32 => &[SINGLE, COLUMNS],
             WeightKind::COLUMNS_F16 => &[HALF, COLUMNS],
             WeightKind::COLUMNS_BF16 => &[BRAIN, COLUMNS],
-            WeightKind::Q8_0 => &[include_str!("../shaders/unpack/q8_0.wgsl")],
+            WeightKind::Q8_0 => &[unpack!("q8_0")],
+            WeightKind::Q4_0 => &["const HAS_MIN$ = false;\nconst LESS$ = 8.0;\n", unpack!("q4")],
+            WeightKind::Q4_1 => &["const HAS_MIN$ = true;\nconst LESS$ = 0.0;\n", unpack!("q4")],
+            WeightKind::Q5_0 => &["const HAS_MIN$ = false;\nconst LESS$ = 16.0;\n", unpack!("q5")],
+            WeightKind::Q5_1 => &["const HAS_MIN$ = true;\nconst LESS$ = 0.0;\n", unpack!("q5")],
+            WeightKind::Q2_K => &[unpack!("q2_k")],
+            WeightKind::Q3_K => &[unpack!("q3_k")],
+            WeightKind::Q4_K => &[unpack!("k_scales"), unpack!("q4_k")],
+            WeightKind::Q5_K => &[unpack!("k_scales"), unpack!("q5_k")],
+            WeightKind::Q6_K => &[unpack!("q6_k")],
+            WeightKind::IQ1_S => {
+                &["const GRID$ = IQ1;\n", unpack!("grids"), unpack!("iq1"), unpack!("iq1_s")]
+            }
+            WeightKind::IQ1_M => {
+                &["const GRID$ = IQ1;\n", unpack!("grids"), unpack!("iq1"), unpack!("iq1_m")]
+            }
+            WeightKind::IQ2_XXS => {
+                &["const GRID$ = IQ2_XXS;\n", unpack!("grids"), unpack!("iq2"), unpack!("iq2_xxs")]
+            }
+            WeightKind::IQ2_XS => {
+                &["const GRID$ = IQ2_XS;\n", unpack!("grids"), unpack!("iq2"), unpack!("iq2_xs")]
+            }
+            WeightKind::IQ2_S => {
+                &["const GRID$ = IQ2_S;\n", unpack!("grids"), unpack!("iq2"), unpack!("iq2_s")]
+            }
+            WeightKind::IQ3_XXS => &["const GRID$ = IQ3_XXS;\n", unpack!("grids"), unpack!("iq3_xxs")],
+            WeightKind::IQ3_S => &["const GRID$ = IQ3_S;\n", unpack!("grids"), unpack!("iq3_s")],
+            WeightKind::IQ4_NL => &[unpack!("iq4"), unpack!("iq4_nl")],
+            WeightKind::IQ4_XS => &[unpack!("iq4"), unpack!("iq4_xs")],
+            WeightKind::MXFP4 => &[unpack!("fp4"), unpack!("mxfp4")],
+            WeightKind::MXFP4_PAIRS => &[unpack!("fp4"), unpack!("mxfp4_pairs")],
+            WeightKind::NVFP4 => &[unpack!("fp4"), unpack!("nvfp4")],
+            WeightKind::AFFINE2 => &["const BITS$ = 2u;\n", unpack!("affine")],
+            WeightKind::AFFINE3 => &["const BITS$ = 3u;\n", unpack!("affine")],
+            WeightKind::AFFINE4 => &["const BITS$ = 4u;\n", unpack!("affine")],
+            WeightKind::AFFINE5 => &["const BITS$ = 5u;\n", unpack!("affine")],
+            WeightKind::AFFINE6 => &["const BITS$ = 6u;\n", unpack!("affine")],
+            WeightKind::AFFINE8 => &["const BITS$ = 8u;\n", unpack!("affine")],
+            WeightKind::FP8 => &[unpack!("fp8")],
         }
     }
 
     /// Whether scales are in planes of their own.
-    fn has_planes(self) -> bool {
-        false
+    pub fn has_planes(self) -> bool {
+        use WeightKind::{AFFINE2, AFFINE3, AFFINE4, AFFINE5, AFFINE6, AFFINE8, FP8, MXFP4_PAIRS};
+        matches!(self, AFFINE2 | AFFINE3 | AFFINE4 | AFFINE5 | AFFINE6 | AFFINE8 | FP8 | MXFP4_PAIRS)
+    }
+
+    /// Whether lanes are points of a grid.
+    pub fn has_grid(self) -> bool {
+        use WeightKind::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+        matches!(self, IQ1_M | IQ1_S | IQ2_S | IQ2_XS | IQ2_XXS | IQ3_S | IQ3_XXS)
+    }
+
+    /// Whether blocks start at multiples of four bytes if rows do.
+    fn is_of_words(self) -> bool {
+        use WeightKind::{COLUMNS_BF16, COLUMNS_F16, IQ1_S};
+        use WeightKind::{
+            IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, MXFP4, Q3_K, Q4_0, Q5_0, Q6_K, Q8_0,
+        };
+        !matches!(
+            self,
+            COLUMNS_BF16
+                | COLUMNS_F16
+                | IQ1_S
+                | IQ2_S
+                | IQ2_XS
+                | IQ2_XXS
+                | IQ3_S
+                | IQ3_XXS
+                | IQ4_NL
+                | MXFP4
+                | Q3_K
+                | Q4_0
+                | Q5_0
+                | Q6_K
+                | Q8_0
+        )
     }
 
     /// Whether weights are floats.
@@ -93,7 +271,7 @@ pub struct Source {
 impl Source {
     /// The text for slot `$`.
     pub fn text(self) -> String {
-        let mut text = format!("const ALIGNED$: bool = {};\n", self.aligned);
+        let mut text = format!("const ALIGNED$: bool = {};\n", self.aligned && self.kind.is_of_words());
         if self.experts {
             text.push_str(include_str!("../shaders/slot.wgsl"));
         } else {
@@ -103,6 +281,11 @@ impl Source {
             }
         }
         text.push_str(include_str!("../shaders/words.wgsl"));
+        if self.kind.has_planes() {
+            for plane in ["scales", "biases"] {
+                text.push_str(&include_str!("../shaders/plane.wgsl").replace("PLANE", plane));
+            }
+        }
         self.kind.text().iter().for_each(|part| text.push_str(part));
         text
     }

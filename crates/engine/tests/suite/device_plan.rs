@@ -19,11 +19,12 @@ struct Planned {
     memory: u64,
     without: Option<Encoding>,
     channels: usize,
+    shares_memory: bool,
 }
 
 impl Planned {
     fn new(memory: u64) -> Planned {
-        Planned { memory, without: None, channels: usize::MAX }
+        Planned { memory, without: None, channels: usize::MAX, shares_memory: false }
     }
 }
 
@@ -40,12 +41,20 @@ impl Device for Planned {
         shape.value_dim <= self.channels
     }
 
+    fn shares_memory(&self) -> bool {
+        self.shares_memory
+    }
+
     fn memory(&self) -> u64 {
         self.memory
     }
 
     fn chunk(&self) -> usize {
         2048
+    }
+
+    fn memory_speed(&self) -> Result<f64> {
+        Ok(1e9)
     }
 
     fn link_speed(&self) -> Result<f64> {
@@ -82,6 +91,24 @@ fn experts_are_placed_where_they_fit() {
     let both = options.clone().expert_memory(ExpertMemory::Percent(30.0));
     let both = plan(&model, there.total() - 1, &both).unwrap();
     assert!(both.streams() && both.slot_bytes <= both.experts * 3 / 10);
+}
+
+#[test]
+fn a_device_that_shares_memory_has_the_cpus_plan() {
+    let device: Arc<dyn Device> = Arc::new(Planned { shares_memory: true, ..Planned::new(1) });
+    let plan = |options: Options| Prospect::new(&demo_model(), &options).unwrap().plan().clone();
+    let asked = Options::default().context(256).chunk(32).memory(1 << 30);
+    let shared = asked.clone().device(Some(Arc::clone(&device)));
+    let (there, here) = (plan(shared), plan(asked));
+    assert!(there.device.is_none() && there.holds_all_experts() && there.kv > 0);
+    assert_eq!((there.kv, there.scratch, there.slot_bytes), (here.kv, here.scratch, here.slot_bytes));
+
+    // The number of tokens that are computed together may change bits, and a budget may not.
+    let chunk = |memory: u64, device| plan(Options::default().memory(memory).device(device)).chunk;
+    let small = Prospect::new(&demo_model(), &Options::default()).unwrap();
+    let small = small.least_memory(&Options::default().device(Some(Arc::clone(&device)))).unwrap();
+    assert_eq!(chunk(small, Some(Arc::clone(&device))), chunk(64 << 30, Some(Arc::clone(&device))));
+    assert_ne!(chunk(small, None), chunk(64 << 30, None), "the CPU's chunks are the budget's choice");
 }
 
 #[test]

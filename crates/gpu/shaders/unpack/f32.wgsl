@@ -1,16 +1,17 @@
 
 const HAS_MIN$: bool = false;
+fn single_four$(byte: u32) -> vec4<f32> { return bitcast<vec4<f32>>(code_four$(byte)); }
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
-    var g: Group;
     let first = at.codes + row * m.code_step + 128u * index;
-    for (var i = 0u; i < 8u; i++) {
-        for (var j = 0u; j < 4u; j++) {
-            let column = 4u * i + j;
-            g.lanes[i][j] = 0.0;
-            if 32u * index + column < m.cols { g.lanes[i][j] = bitcast<f32>(code_word$(first + 4u * column)); }
-        }
+    let left = m.cols - min(m.cols, 32u * index);
+    if left >= 32u {
+        let lanes = array<vec4<f32>, 8>(
+            single_four$(first), single_four$(first + 16u), single_four$(first + 32u), single_four$(first + 48u),
+            single_four$(first + 64u), single_four$(first + 80u), single_four$(first + 96u), single_four$(first + 112u),
+        );
+        return scaled(lanes, 1.0);
     }
-    g.scale = vec2<f32>(1.0);
-    g.min = vec2<f32>(0.0);
+    var g = scaled(array<vec4<f32>, 8>(), 1.0);
+    for (var i = 0u; i < left; i++) { g.lanes[i / 4u][i % 4u] = bitcast<f32>(code_word$(first + 4u * i)); }
     return g;
 }

@@ -1,5 +1,8 @@
 //! Implements the backend's operations by recording kernels.
 
+mod best;
+pub mod choice;
+mod deferred;
 mod sequences;
 
 use std::sync::Arc;
@@ -19,6 +22,12 @@ use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
 use crate::state::DevicePieces;
 use crate::weights::{DenseMatrix, Descriptor};
+use best::Candidates;
+use choice::{Choices, Turn};
+use deferred::{Deferred, Norm};
+
+/// Batches of more rows are submitted before their results are read.
+const FEW_ROWS: usize = 32;
 use sequences::Sequences;
 pub use sequences::attends;
 
@@ -47,6 +56,15 @@ pub struct GpuBackend {
     /// What kernels know of matrices: first those of `matrices`, then those that were added.
     descriptors: Vec<Descriptor>,
     described: Option<Memory>,
+    /// Deferred operations, in order.
+    deferred: Vec<Deferred>,
+    /// Buffers that the batch started from. Only these may be moved.
+    entered: Vec<Buf>,
+    /// The buffer that is in the spare memory.
+    moved: Option<usize>,
+    spare: Option<Memory>,
+    choices: Choices,
+    candidates: Candidates,
     sequences: Sequences,
 }
 
@@ -67,13 +85,31 @@ impl GpuBackend {
             vectors: Vec::new(),
             descriptors: Vec::new(),
             described: None,
+            deferred: Vec::new(),
+            entered: Vec::new(),
+            moved: None,
+            spare: None,
+            choices: Choices::default(),
+            candidates: Candidates::default(),
             sequences: Sequences::new(Heap::new(gpu)),
         })
     }
 
     /// Where a buffer is.
     pub fn at(&self, buf: Buf) -> Span {
-        self.buffers[buf.index()].whole()
+        match &self.spare {
+            Some(spare) if self.moved == Some(buf.index()) => spare.whole(),
+            _ => self.buffers[buf.index()].whole(),
+        }
+    }
+
+    /// Records a kernel, after the deferred operations.
+    ///
+    /// # Errors
+    /// If a kernel cannot be compiled.
+    pub fn record(&mut self, name: &Name, grid: [usize; 3], args: &Args, bound: &[Bound]) -> Result<()> {
+        self.flush()?;
+        self.recorder.record(name, grid, args, bound)
     }
 
     /// Where a vector is.
@@ -110,7 +146,7 @@ impl GpuBackend {
         args: &Args,
         [x, y, w]: [Bound; 3],
     ) -> Result<()> {
-        self.recorder.record(&Name::new(File::Rows, entry), grid, args, &[x, y, w])
+        self.record(&Name::new(File::Rows, entry), grid, args, &[x, y, w])
     }
 
     /// Records a kernel with a thread for each number of x's rows.
@@ -137,7 +173,7 @@ impl GpuBackend {
         }
         bound.extend([matrices.into(), self.at(x).into()]);
         bound.extend(products.iter().map(|(_, out)| Bound::from(self.at(*out))));
-        self.recorder.record(&name, [end, self.rows, 1], &args, &bound)
+        self.record(&name, [end, self.rows, 1], &args, &bound)
     }
 }
 
@@ -176,6 +212,7 @@ pub fn activation_args(activation: Activation) -> (usize, f32, f32) {
         Activation::ClippedAfter(limit) => (3, 0.0, limit),
         Activation::GeGlu => (4, 0.0, 0.0),
         Activation::ReGlu => (5, 0.0, 0.0),
+        Activation::ReluSquared => (6, 0.0, 0.0),
     }
 }
 
@@ -214,10 +251,14 @@ impl Backend for GpuBackend {
 
     fn begin(&mut self, rows: usize) {
         self.recorder.begin();
+        self.deferred.clear();
+        self.entered.clear();
         self.rows = rows;
     }
 
     fn embed(&mut self, table: Matrix, tokens: &[TokenId], out: Buf) -> Result<()> {
+        self.flush()?;
+        self.enter(out);
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let ids = self.recorder.params(&ids)?;
         let matrices = self.descriptors()?;
@@ -227,15 +268,11 @@ impl Backend for GpuBackend {
         bound.extend([matrices.into(), ids.into(), self.at(out).into()]);
         let groups = (there.descriptor.cols as usize).div_ceil(32 * 64);
         let args = Args::new().int(table.index()).int(out.width());
-        self.recorder.record(&name, [groups, tokens.len(), 1], &args, &bound)
+        self.record(&name, [groups, tokens.len(), 1], &args, &bound)
     }
 
     fn rms_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
-        let width = self.vectors[w.index()].1.len();
-        let count = self.rows * x.width() / width;
-        let args = RowArgs { count, width, alpha: eps, ..RowArgs::default() };
-        let bound = [self.at(x).into(), self.at(out).into(), self.vector(w).into()];
-        self.on_rows("rms_norm", grid_of(count), &args.args(), bound)
+        self.defer_norm(Norm { x, w, eps, out })
     }
 
     fn layer_norm(&mut self, x: Buf, w: Vector, eps: f32, out: Buf) -> Result<()> {
@@ -270,6 +307,7 @@ impl Backend for GpuBackend {
         assert_eq!(out.width(), 2 * half);
         let from = self.recorder.params(&angles)?;
         let to = self.at(out).part(0, from.bytes);
+        self.flush()?;
         self.recorder.copy(&from, &to);
         Ok(())
     }
@@ -321,8 +359,15 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
-    fn route(&mut self, logits: Buf, router: &Router, _: &RouterWeights, _: &mut Routing) -> Result<()> {
-        unimplemented!("{logits:?} {router:?}")
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        weights: &RouterWeights,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let chosen = self.choose(logits, router, weights, Turn::Now)?;
+        self.read_choices([(&chosen, routing)])
     }
 
     fn weigh_by_best(&mut self, x: Buf, logits: Buf, out: Buf) -> Result<()> {
@@ -332,8 +377,7 @@ impl Backend for GpuBackend {
     }
 
     fn add(&mut self, x: Buf, y: Buf) -> Result<()> {
-        let y = self.at(y).into();
-        self.each_number("add", x, &RowArgs::default(), y, Bound::None)
+        self.defer_add(x, y)
     }
 
     fn add_bias(&mut self, x: Buf, w: Vector) -> Result<()> {
@@ -347,11 +391,12 @@ impl Backend for GpuBackend {
         self.each_number("scale", x, &args, Bound::None, w)
     }
 
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()> {
         let (kind, alpha, limit) = activation_args(activation);
         let args = RowArgs { kind, alpha, limit, ..RowArgs::default() };
-        let up = self.at(up).into();
-        self.each_number("activate_all", gate, &args, up, Bound::None)
+        // Without a gate, the second argument is not used.
+        let up = self.at(up.unwrap_or(x)).into();
+        self.each_number("activate_all", x, &args, up, Bound::None)
     }
 
     fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {
@@ -382,29 +427,39 @@ impl Backend for GpuBackend {
     }
 
     fn submit(&mut self) -> Result<()> {
-        self.recorder.submit().map(drop)
+        self.flush()?;
+        if self.rows > FEW_ROWS {
+            return self.recorder.submit().map(drop);
+        }
+        // The results are read at once, and that submits everything together.
+        self.recorder.close();
+        Ok(())
     }
 
     fn write(&mut self, x: Buf, values: &[f32]) -> Result<()> {
         assert_eq!(values.len(), self.rows * x.width());
+        self.flush()?;
+        self.enter(x);
         let to = self.at(x);
         self.recorder.write(&to, cast_slice(values))
     }
 
     fn read(&mut self, x: Buf, out: &mut [f32]) -> Result<()> {
         assert_eq!(out.len(), self.rows * x.width());
+        self.flush()?;
         let from = self.at(x).part(0, out.len() as u64 * 4);
         self.recorder.read(&from, cast_slice_mut(out))
     }
 
     fn read_row(&mut self, x: Buf, row: usize, out: &mut [f32]) -> Result<()> {
         assert!(out.len() == x.width() && row < self.rows);
+        self.flush()?;
         let bytes = x.width() as u64 * 4;
         let from = self.at(x).part(row as u64 * bytes, bytes);
         self.recorder.read(&from, cast_slice_mut(out))
     }
 
-    fn best(&mut self, logits: Buf, k: usize, _: &mut Vec<Ranked>) -> Result<()> {
-        unimplemented!("{logits:?} {k}")
+    fn best(&mut self, logits: Buf, k: usize, out: &mut Vec<Ranked>) -> Result<()> {
+        self.rank_rows(logits, k, out)
     }
 }

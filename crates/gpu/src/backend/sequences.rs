@@ -10,6 +10,7 @@ use forebay_engine::{LayerIdx, Result};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::GpuBackend;
+use super::deferred::Deferred;
 use crate::device::{Memory, Span};
 use crate::heap::{BLOCKS, Heap};
 use crate::recorder::{Args, Bound};
@@ -51,26 +52,24 @@ pub struct Sequences {
     pub heap: Arc<Heap>,
     /// Results of segments.
     partial: Option<Memory>,
-    /// What the recorder's deferred kernel does to queries and keys.
-    rotation: Option<Rotation>,
 }
 
 impl Sequences {
     /// Without states.
     pub fn new(heap: Arc<Heap>) -> Sequences {
-        Sequences { heap, partial: None, rotation: None }
+        Sequences { heap, partial: None }
     }
 }
 
 /// Norms and rotations of queries and keys.
-#[derive(Clone, Copy)]
-struct Rotation {
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
     buffers: [(Buf, Option<Vector>); 2],
     heads: Heads,
 }
 
 impl Rotation {
-    /// Adds the arguments that heads.wgsl and attention.wgsl have in common.
+    /// Adds the arguments that rotate.wgsl and attention.wgsl have in common.
     fn put(&self, args: Args) -> Args {
         let [q_norm, k_norm] = self.buffers.map(|(_, norm)| norm);
         let args = args.int(self.heads.angles.width() / 2);
@@ -190,33 +189,37 @@ impl GpuBackend {
                 self.rms_norm(*buf, all, heads.eps, *buf)?;
             }
         }
-        let rotation = Rotation { buffers, heads: *heads };
-        let [(q, q_norm), (k, k_norm)] = buffers;
+        self.flush()?;
+        self.deferred.push(Deferred::Rotation(Rotation { buffers, heads: *heads }));
+        Ok(())
+    }
+
+    /// Norms and rotates.
+    pub(super) fn rotate(&mut self, rotation: &Rotation) -> Result<()> {
+        let heads = &rotation.heads;
+        let [(q, q_norm), (k, k_norm)] = rotation.buffers;
         let [q_heads, k_heads] = [q, k].map(|buf| buf.width() / heads.dim);
         let args = rotation.put(Args::new().int(q_heads).int(k_heads).int(heads.dim));
         let norm = |norm: Option<Vector>| norm.map(|norm| self.vector(norm)).into();
-        let bound = vec![
-            self.at(q).into(),
-            self.at(k).into(),
-            norm(q_norm),
-            norm(k_norm),
-            self.at(heads.angles).into(),
-        ];
-        let name = Name::new(File::Heads, "norm_and_rotate");
-        self.sequences.rotation = Some(rotation);
-        self.recorder.defer(name, [(q_heads + k_heads).div_ceil(4), self.rows, 1], args, bound)
+        let bound =
+            [self.at(q).into(), self.at(k).into(), norm(q_norm), norm(k_norm), self.at(heads.angles).into()];
+        let name = Name::new(File::Rotate, "norm_and_rotate");
+        self.record(&name, [(q_heads + k_heads).div_ceil(4), self.rows, 1], &args, &bound)
     }
 
     /// Takes the deferred norms and rotation of these queries and keys over, if the kernel of single rows can.
     fn take_rotation(&mut self, a: &Attention) -> Option<Rotation> {
-        let rotation = self.sequences.rotation.take().filter(|_| self.recorder.has_deferred())?;
-        let same = rotation.buffers.map(|(buf, _)| buf) == [a.q, a.k];
-        let in_fours = rotation.heads.angles.width().is_multiple_of(8);
-        if !same || !in_fours {
-            return None;
+        let can = |rotation: &Rotation| {
+            rotation.buffers.map(|(buf, _)| buf) == [a.q, a.k]
+                && rotation.heads.angles.width().is_multiple_of(8)
+        };
+        match self.deferred[..] {
+            [Deferred::Rotation(rotation)] if can(&rotation) => {
+                self.deferred.clear();
+                Some(rotation)
+            }
+            _ => None,
         }
-        self.recorder.drop_deferred();
-        Some(rotation)
     }
 
     /// Implements [`Backend::attention`].
@@ -282,20 +285,15 @@ impl GpuBackend {
         if !appends {
             let own = shape.own_key_dim() + value_dim;
             let groups = (kv_heads * own / 4).div_ceil(THREADS);
-            self.recorder.record(&name(File::Attention, "append"), [groups, rows, 1], &args, &bound)?;
+            self.record(&name(File::Attention, "append"), [groups, rows, 1], &args, &bound)?;
         }
         if prompt {
-            return self.recorder.record(
-                &name(File::Prompt, "attend"),
-                [tiles, tile_count, 1],
-                &args,
-                &bound,
-            );
+            return self.record(&name(File::Prompt, "attend"), [tiles, tile_count, 1], &args, &bound);
         }
-        self.recorder.record(&name(File::Attention, "attend"), [tiles, rows, splits], &args, &bound)?;
+        self.record(&name(File::Attention, "attend"), [tiles, rows, splits], &args, &bound)?;
         if splits > 1 {
             let groups = (q_heads * value_dim / 4).div_ceil(THREADS);
-            self.recorder.record(&name(File::Attention, "merge"), [groups, rows, 1], &args, &bound)?;
+            self.record(&name(File::Attention, "merge"), [groups, rows, 1], &args, &bound)?;
         }
         Ok(())
     }
@@ -338,7 +336,7 @@ impl GpuBackend {
             let name = Name::new(File::Delta, "convolve").reaching(heap);
             let name = name.with("KEY_DIM", STATE_COLUMNS as u32).with("VALUE_DIM", STATE_COLUMNS as u32);
             let grid = [channels.div_ceil(CHANNELS), longest.max(c.kernel - 1), stretches.len()];
-            self.recorder.record(&name, grid, &args, &bound)?;
+            self.record(&name, grid, &args, &bound)?;
         }
         Ok(())
     }
@@ -362,9 +360,9 @@ impl GpuBackend {
                 name.with("KEY_DIM", s.key_dim as u32).with("VALUE_DIM", s.value_dim as u32)
             };
             let grid = [channels.div_ceil(s.key_dim), longest.max(s.kernel - 1), stretches.len()];
-            self.recorder.record(&name("convolve"), grid, &args, &bound)?;
+            self.record(&name("convolve"), grid, &args, &bound)?;
             let grid = [s.value_dim.div_ceil(STATE_COLUMNS), s.value_heads, stretches.len()];
-            self.recorder.record(&name("recur"), grid, &args, &bound)?;
+            self.record(&name("recur"), grid, &args, &bound)?;
         }
         Ok(())
     }
