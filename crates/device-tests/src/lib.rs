@@ -70,6 +70,7 @@ macro_rules! operations {
     ($device:path) => {
         $crate::tests! { run operations $device:
             operations_on_rows_are_the_processors
+            products_of_heads_are_the_processors
             what_is_written_is_used_from_then_on
             every_order_of_sums_norms_and_products_is_computed
             convolutions_go_on_where_they_ended

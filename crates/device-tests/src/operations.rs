@@ -2,8 +2,8 @@
 
 use forebay_engine::internals::backend::{
     Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, CpuBackend, DeltaRule, DeltaShape,
-    Gate, HeadOrder, Heads, KvShape, Matrix, Precision, Rope, RopePairs, Sequence, SequenceState, StateShape,
-    Vector, Weight, Window,
+    Gate, HeadMatrices, HeadOrder, Heads, KvShape, Matrix, Precision, Rope, RopePairs, Sequence,
+    SequenceState, StateShape, Vector, Weight, Window,
 };
 use forebay_engine::internals::experts::Device;
 use forebay_engine::{LayerIdx, TokenId};
@@ -90,6 +90,43 @@ pub fn operations_on_rows_are_the_processors<D: TestDevice>() {
         each(&|b| b.weigh_by_best(x.narrow(60), some.narrow(7), y.narrow(60)).unwrap());
         results
     });
+}
+
+/// Products of heads with matrices that are a part of each head's rows, as they are stored or transposed. What a head has
+/// beyond its matrix's columns is copied.
+pub fn products_of_heads_are_the_processors<D: TestDevice>() {
+    const HEADS: usize = 3;
+    // Stored rows of a head, and those of its matrix.
+    const STORED: usize = 40;
+    const FIRST: usize = 7;
+    const USED: usize = 21;
+    for (dtype, cols) in [(DType::F32, 44), (DType::Q8_0, 96), (DType::Q4_K, 256), (DType::Q4_K, 1280)] {
+        for transposed in [false, true] {
+            let (part, product) = if transposed { (USED, cols) } else { (cols, USED) };
+            for rest in [0, 5] {
+                let widths = [HEADS * (part + rest), HEADS * (product + rest)];
+                let shapes = widths.map(|width| BufShape { rows: 2, width });
+                let [x, out] = [0, 1].map(|i| Buf::nth(i, widths[i]));
+                let what = format!("{dtype}, {cols} columns, {rest} more, transposed: {transposed}");
+                compare::<D>(&what, Precision::Exact, &shapes, 1e-5, |b| {
+                    let mut stored = matrix(Encoding::Blocks(dtype), HEADS * STORED, cols, 1);
+                    stored.scale = 0.5;
+                    b.load(Weight::Matrix(stored)).unwrap();
+                    let w = HeadMatrices {
+                        stored: Matrix::nth(0),
+                        heads: HEADS,
+                        first: FIRST,
+                        rows: USED,
+                        transposed,
+                    };
+                    b.begin(2);
+                    b.write(x, &numbers(2 * widths[0], 2)).unwrap();
+                    b.head_products(x, &w, out).unwrap();
+                    vec![read(b, 2, out)]
+                });
+            }
+        }
+    }
 }
 
 /// Rows of every size can be written while operations that were called before still use the buffer.

@@ -9,10 +9,7 @@
 @group(0) @binding(#) var<storage, read> x: array<f32>;
 @group(0) @binding(#) var<storage, read_write> out: array<f32>;
 
-// Words of an expert in the table.
-const ENTRY: u32 = 10u;
-
-// The current expert's words in the table.
+// The current expert's words in the table, of which each expert has ENTRY.
 var<private> entry: u32;
 
 // Rows of x for one expert.

@@ -18,10 +18,11 @@ var<immediate> args: Args;
 
 // What is done to a product.
 fn finished(product: f32, expert: u32, row: u32, rows: u32) -> f32 {
-    var value = product;
-    if args.scaled == 1u { value *= scale[expert]; }
-    if args.biased == 1u && row < rows { value += bias[expert * rows + row]; }
-    return value;
+    var factor = 1.0;
+    var summand = 0.0;
+    if args.scaled == 1u { factor = scale[expert]; }
+    if args.biased == 1u && row < rows { summand = bias[expert * rows + row]; }
+    return fma(product, factor, summand);
 }
 
 // Each 32 threads compute a row of the product, for all places of the tile.

@@ -1,19 +1,18 @@
 
-// The first half of experts: activation(gate, up), for each place of a tile.
+// The first half of experts: activation(gate, up) or activation(up), for each place of a tile.
 
 struct Args {
     first: u32, // the first arena that is bound
     x_width: u32,
     top_k: u32,
-    biased: u32,
-    scaled0: u32,
-    scaled1: u32,
     kind: u32,
     alpha: f32,
     limit: f32,
 //each {
     matrix$: u32,
     ranges$: u32,
+    biased$: u32,
+    scaled$: u32,
 //}
 }
 var<immediate> args: Args;
@@ -24,7 +23,7 @@ var<immediate> args: Args;
 @group(0) @binding(#) var<storage, read> scale$: array<f32>; // [experts]
 //}
 
-// Each 32 threads compute a row of both products, for all places of the tile.
+// Each 32 threads compute a row of the products, for all places of the tile.
 @compute @workgroup_size(256)
 fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let job = job_of(group.y);
@@ -51,14 +50,17 @@ fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     }
 //}
     for (var r = 0u; r < job.count; r++) {
+        var values = vec2<f32>(0.0);
 //each {
-        var value$ = sum_32(thread, sums$[r]);
-        if args.scaled$ == 1u { value$ *= scale$[job.expert]; }
-        if args.biased == 1u && row < rows { value$ += bias$[job.expert * rows + row]; }
+        var factor$ = 1.0;
+        var summand$ = 0.0;
+        if args.scaled$ == 1u { factor$ = scale$[job.expert]; }
+        if args.biased$ == 1u && row < rows { summand$ = bias$[job.expert * rows + row]; }
+        values[$] = fma(sum_32(thread, sums$[r]), factor$, summand$);
 //}
         if lane == 0u && row < rows {
             let activation = Activation(args.kind, args.alpha, args.limit);
-            out[(job.first + r) * rows + row] = activate(value0, value1, activation);
+            out[(job.first + r) * rows + row] = activate(values[0], values[1], activation);
         }
     }
 }

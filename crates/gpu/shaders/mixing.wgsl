@@ -8,6 +8,8 @@ struct Args {
     tile: u32,   // places of a tile
     tiles: u32,  // room for tiles
     sorted: u32, // whether a pair's place is in the list; otherwise it is the pair's number
+    adjugate: u32, // whether there are adjugate experts, and their factor
+    factor: f32,
 }
 var<immediate> args: Args;
 
@@ -17,6 +19,7 @@ var<immediate> args: Args;
 @group(0) @binding(#) var<storage, read_write> tiles: array<vec4<u32>>;
 @group(0) @binding(#) var<storage, read> weights: array<f32>;      // of each pair
 @group(0) @binding(#) var<storage, read> outputs: array<f32>;      // [places, width]
+@group(0) @binding(#) var<storage, read> added: array<f32>;        // [places, width] of the adjugate experts
 @group(0) @binding(#) var<storage, read_write> out: array<f32>;    // [rows, width]
 
 const THREADS: u32 = 256u;
@@ -74,7 +77,9 @@ fn combine(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
         let pair = group.y * args.top_k + k;
         var place = pair;
         if args.sorted == 1u { place = places[pair]; }
-        sum = fma(weights[pair], outputs[place * args.width + i], sum);
+        var output = outputs[place * args.width + i];
+        if args.adjugate == 1u { output = fma(args.factor, added[place * args.width + i], output); }
+        sum = fma(weights[pair], output, sum);
     }
     out[group.y * args.width + i] = sum;
 }

@@ -19,16 +19,18 @@ pub struct Variants {
     pub arrays: bool,
     /// Operations between the threads of a subgroup.
     pub subgroups: bool,
-    /// Computing with halves, and matrices of them.
+    /// Computing with halves.
     pub halves: bool,
+    /// Products of small matrices of halves, computed by subgroups of 32 threads.
+    pub matrices: bool,
 }
 
 impl Variants {
     /// Everything that the GPU has.
-    pub const ALL: Variants = Variants { arrays: true, subgroups: true, halves: true };
+    pub const ALL: Variants = Variants { arrays: true, subgroups: true, halves: true, matrices: true };
 
     /// Nothing that a GPU may lack.
-    pub const PLAIN: Variants = Variants { arrays: false, subgroups: false, halves: false };
+    pub const PLAIN: Variants = Variants { arrays: false, subgroups: false, halves: false, matrices: false };
 }
 
 /// Features for arrays of buffers.
@@ -36,6 +38,18 @@ pub fn array_features() -> Features {
     Features::BUFFER_BINDING_ARRAY
         | Features::STORAGE_RESOURCE_BINDING_ARRAY
         | Features::SAMPLED_TEXTURE_AND_STORAGE_BUFFER_ARRAY_NON_UNIFORM_INDEXING
+}
+
+/// Whether subgroups of 32 threads multiply matrices of 16 by 16 halves, with sums of floats.
+fn multiplies_matrices(adapter: &wgpu::Adapter) -> bool {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    let info = adapter.get_info();
+    adapter.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+        && (info.subgroup_min_size, info.subgroup_max_size) == (32, 32)
+        && adapter.cooperative_matrix_properties().iter().any(|shape| {
+            (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
+                && (shape.ab_type, shape.cr_type) == (F16, F32)
+        })
 }
 
 /// Bytes of immediates: the arguments of a kernel.
@@ -135,10 +149,12 @@ impl Gpu {
         let arrays = allowed.arrays && has.contains(array_features());
         let subgroups = allowed.subgroups && has.contains(Features::SUBGROUP);
         let halves = allowed.halves && has.contains(Features::SHADER_F16);
+        let matrices = allowed.matrices && subgroups && halves && multiplies_matrices(&found.adapter);
         let mut wanted = Features::IMMEDIATES;
         wanted.set(array_features(), arrays);
         wanted.set(Features::SUBGROUP, subgroups);
         wanted.set(Features::SHADER_F16, halves);
+        wanted.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, matrices);
         let limits = found.adapter.limits();
         let (device, queue) = adopt::open(&found.adapter, wanted, &limits)
             .map_err(|error| Error::Backend(format!("cannot open {}: {error}", found.name())))?;
@@ -156,7 +172,7 @@ impl Gpu {
             unified: found.unified() && adopt::is_possible(&device),
             budget: memory.unwrap_or_else(|| found.memory()),
             info: found.adapter.get_info(),
-            variants: Variants { arrays, subgroups, halves },
+            variants: Variants { arrays, subgroups, halves, matrices },
             adopted: adopt::Adopted::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),

@@ -166,6 +166,7 @@ impl Heap {
         // Whoever had the piece before may still read it.
         self.gpu.submit()?;
         let to = self.lock().place(to, bytes.len() as u64);
+        self.gpu.submit()?;
         self.gpu.queue.write_buffer(&to.buffer, to.start, bytes);
         self.gpu.check()
     }

@@ -32,6 +32,12 @@ use backend::{GpuBackend, attends};
 use device::Gpu;
 use weights::WeightKind;
 
+/// The text of every kernel for GPUs with these variants, and what it is for. For tests that translate them.
+#[doc(hidden)]
+pub fn kernel_texts(variants: Variants) -> impl Iterator<Item = (String, String)> {
+    shaders::every_text(variants)
+}
+
 /// Tokens of a prompt that one pass computes.
 const CHUNK: usize = 512;
 

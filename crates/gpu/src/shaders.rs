@@ -2,7 +2,8 @@
 //!
 //! A kernel's text is `common.wgsl`, the way in which threads add up, an unpacker for each matrix that it reads, and its
 //! own file. Text between `//each {` and `//}` is repeated for each of these matrices, its *slots*, with the slot's
-//! number in place of `$`. A kernel's buffers are read off its text.
+//! number in place of `$`. Text between `//when NAME {` and `//}` is there only if that constant is not zero. A kernel's
+//! buffers are read off its text.
 
 use std::collections::HashMap;
 
@@ -20,8 +21,16 @@ pub enum File {
     Rows,
     /// Rows of a matrix as floats.
     Embed,
-    /// Products of matrices with single rows of activations.
+    /// Products of matrices with one or a few rows of activations.
     Products,
+    /// Products of matrices with many rows.
+    Tiles,
+    /// The same by products of small matrices.
+    Matrices,
+    /// Activations as halves for these.
+    Halve,
+    /// Products of each head with its own matrix.
+    Heads,
     /// Routers' choices.
     Routing,
     /// Candidates for the likeliest tokens.
@@ -43,11 +52,55 @@ pub enum File {
 }
 
 impl File {
+    /// All of them.
+    pub const ALL: [File; 9] = [
+        File::Rows,
+        File::Embed,
+        File::Products,
+        File::Tiles,
+        File::Matrices,
+        File::Halve,
+        File::Heads,
+        File::Routing,
+        File::Best,
+    ];
+
+    /// How many matrices its kernels read at most.
+    fn slots(self) -> usize {
+        match self {
+            File::Embed | File::Heads | File::Down => 1,
+            File::Gate => 2,
+            File::Products | File::Tiles | File::Matrices => 4,
+            _ => 0,
+        }
+    }
+
+    /// Constants that its kernels are compiled with: all combinations that differ in the text.
+    fn constants(self) -> Vec<Constants> {
+        let of = |names: &[&'static str], values: &[&[u32]]| -> Vec<Constants> {
+            values.iter().map(|values| names.iter().copied().zip(values.iter().copied()).collect()).collect()
+        };
+        match self {
+            File::Products => of(
+                &["TOKENS", "ROWS", "ANY_MIN", "NORM", "ADDED"],
+                &[&[1, 1, 1, 0, 0], &[4, 4, 0, 0, 0], &[1, 2, 1, 1, 1], &[1, 1, 0, 1, 0]],
+            ),
+            File::Tiles => of(&["TOKENS", "WIDE"], &[&[32, 0], &[64, 1]]),
+            File::Routing => of(&["EXPERTS", "GROUPS", "CHOSEN"], &[&[512, 8, 8], &[64, 1, 4]]),
+            File::Matrices => of(&["TOKENS"], &[&[64], &[128]]),
+            _ => vec![Constants::new()],
+        }
+    }
+
     fn text(self) -> &'static str {
         match self {
             File::Rows => include_str!("../shaders/rows.wgsl"),
             File::Embed => include_str!("../shaders/embed.wgsl"),
             File::Products => include_str!("../shaders/products.wgsl"),
+            File::Tiles => include_str!("../shaders/tiles.wgsl"),
+            File::Matrices => include_str!("../shaders/matrices.wgsl"),
+            File::Halve => include_str!("../shaders/halve.wgsl"),
+            File::Heads => include_str!("../shaders/heads.wgsl"),
             File::Routing => include_str!("../shaders/routing.wgsl"),
             File::Best => include_str!("../shaders/best.wgsl"),
             File::Gate => {
@@ -69,6 +122,9 @@ impl File {
     }
 }
 
+/// Constants of a kernel's text, by name.
+pub type Constants = SmallVec<[(&'static str, u32); 4]>;
+
 /// Identifies a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
@@ -79,7 +135,7 @@ pub struct Name {
     /// The matrices that it reads.
     pub slots: SmallVec<[Source; 4]>,
     /// Constants of its text, by name.
-    pub constants: SmallVec<[(&'static str, u32); 4]>,
+    pub constants: Constants,
     /// The heap, if it reaches that.
     pub heap: Option<HeapView>,
 }
@@ -151,6 +207,9 @@ impl Name {
         if variants.halves {
             text.push_str("enable f16;\n");
         }
+        if self.file == File::Matrices {
+            text.push_str("enable wgpu_cooperative_matrix;\n");
+        }
         let experts = self.slots.iter().any(|slot| slot.experts);
         if variants.arrays && experts {
             text.push_str("enable wgpu_binding_array;\n");
@@ -181,7 +240,7 @@ impl Name {
         if let Some(heap) = self.heap {
             text.push_str(&heap.text());
         }
-        text.push_str(&repeat(self.file.text(), self.slots.len()));
+        text.push_str(&repeat(&choose(self.file.text(), &self.constants), self.slots.len()));
         number_bindings(&text)
     }
 }
@@ -205,12 +264,65 @@ fn arenas(variants: Variants, window: u32) -> String {
     text
 }
 
+/// The text of every kernel for GPUs with these variants, and what it is for: with each kind of matrix, and with as many
+/// matrices as it can read.
+pub fn every_text(variants: Variants) -> impl Iterator<Item = (String, String)> {
+    let mut names: Vec<Name> = Vec::new();
+    for file in File::ALL.into_iter().filter(|&file| variants.matrices || file != File::Matrices) {
+        for constants in file.constants() {
+            let mut add = |slots: SmallVec<[Source; 4]>| {
+                names.push(Name { slots, constants: constants.clone(), ..Name::new(file, "all") });
+            };
+            if file.slots() == 0 {
+                add(SmallVec::new());
+                continue;
+            }
+            for kind in WeightKind::ALL {
+                let all = [true, false].map(|aligned| Source { kind, aligned, experts: false });
+                all.into_iter().for_each(|source| add(SmallVec::from_slice(&[source])));
+            }
+            let several = [WeightKind::F32, WeightKind::IQ2_S, WeightKind::AFFINE4, WeightKind::IQ1_M];
+            let several = several.map(|kind| Source { kind, aligned: true, experts: false });
+            add(several.into_iter().take(file.slots()).collect());
+        }
+    }
+    names.into_iter().map(move |name| {
+        let kinds: Vec<WeightKind> = name.slots.iter().map(|slot| slot.kind).collect();
+        (format!("{:?} of {kinds:?} with {:?}", name.file, name.constants), name.text(variants, 32))
+    })
+}
+
 /// Numbers the bindings, which are written `@binding(#)`, in their order.
 fn number_bindings(text: &str) -> String {
     let mut parts = text.split("@binding(#)");
     let mut out = parts.next().unwrap_or_default().to_owned();
     for (number, part) in parts.enumerate() {
         out.push_str(&format!("@binding({number}){part}"));
+    }
+    out
+}
+
+/// Drops the parts of a text for other constants: `//when NAME {` begins one for those that are not zero, `//unless NAME
+/// {` one for zero, and `//}` ends both.
+fn choose(text: &str, constants: &[(&'static str, u32)]) -> String {
+    let is_set = |name: &str| {
+        let constant = constants.iter().find(|(other, _)| *other == name);
+        constant.unwrap_or_else(|| panic!("{name} is no constant of the kernel")).1 != 0
+    };
+    let mut out = String::with_capacity(text.len());
+    let mut part = None;
+    for line in text.lines() {
+        let name = |prefix| line.strip_prefix(prefix)?.strip_suffix(" {");
+        if let Some(name) = name("//when ") {
+            part = Some(is_set(name));
+        } else if let Some(name) = name("//unless ") {
+            part = Some(!is_set(name));
+        } else if line == "//}" && part.is_some() {
+            part = None;
+        } else if part != Some(false) {
+            out.push_str(line);
+            out.push('\n');
+        }
     }
     out
 }
@@ -361,6 +473,13 @@ mod tests {
     fn marked_parts_are_repeated_for_each_slot() {
         assert_eq!(repeat("a\n//each {\nb$;\n//}\nc", 2), "a\nb0;\nb1;\nc\n");
         assert_eq!(repeat("//each {\nb$;\n//}", 0), "");
+    }
+
+    #[test]
+    fn parts_are_chosen_by_constants() {
+        let text = "a\n//when X {\nb\n//}\n//unless X {\nc\n//}\n//each {\nd\n//}";
+        assert_eq!(choose(text, &[("X", 2)]), "a\nb\n//each {\nd\n//}\n");
+        assert_eq!(choose(text, &[("X", 0)]), "a\nc\n//each {\nd\n//}\n");
     }
 
     #[test]

@@ -42,10 +42,12 @@ pub fn of_link(gpu: &Arc<Gpu>) -> Result<f64> {
     Ok(here.len() as f64 * uploads)
 }
 
-/// Memory for a measurement: larger than caches, if possible.
+/// Memory for a measurement: larger than caches, if possible. Of the computer's memory only a little, because it is beyond the
+/// budget.
 fn moment(gpu: &Arc<Gpu>) -> Result<Memory> {
     let allocate = |bytes: u64| gpu.allocate(bytes, "a speed measurement");
-    allocate(256 << 20).or_else(|_| allocate(64 << 20)).or_else(|_| allocate(16 << 20))
+    let most = if gpu.unified { 64 << 20 } else { 256 << 20 };
+    allocate(most).or_else(|_| allocate(16 << 20))
 }
 
 /// How often per second an operation completes when it is started repeatedly.

@@ -171,10 +171,10 @@ impl WeightKind {
             WeightKind::COLUMNS_F16 => &[HALF, COLUMNS],
             WeightKind::COLUMNS_BF16 => &[BRAIN, COLUMNS],
             WeightKind::Q8_0 => &[unpack!("q8_0")],
-            WeightKind::Q4_0 => &["const HAS_MIN$ = false;\nconst LESS$ = 8.0;\n", unpack!("q4")],
-            WeightKind::Q4_1 => &["const HAS_MIN$ = true;\nconst LESS$ = 0.0;\n", unpack!("q4")],
-            WeightKind::Q5_0 => &["const HAS_MIN$ = false;\nconst LESS$ = 16.0;\n", unpack!("q5")],
-            WeightKind::Q5_1 => &["const HAS_MIN$ = true;\nconst LESS$ = 0.0;\n", unpack!("q5")],
+            WeightKind::Q4_0 => &["const LESS$ = 8.0;\n", unpack!("q4")],
+            WeightKind::Q4_1 => &["const LESS$ = 0.0;\n", unpack!("q4")],
+            WeightKind::Q5_0 => &["const LESS$ = 16.0;\n", unpack!("q5")],
+            WeightKind::Q5_1 => &["const LESS$ = 0.0;\n", unpack!("q5")],
             WeightKind::Q2_K => &[unpack!("q2_k")],
             WeightKind::Q3_K => &[unpack!("q3_k")],
             WeightKind::Q4_K => &[unpack!("k_scales"), unpack!("q4_k")],
@@ -216,6 +216,17 @@ impl WeightKind {
     pub fn has_planes(self) -> bool {
         use WeightKind::{AFFINE2, AFFINE3, AFFINE4, AFFINE5, AFFINE6, AFFINE8, FP8, MXFP4_PAIRS};
         matches!(self, AFFINE2 | AFFINE3 | AFFINE4 | AFFINE5 | AFFINE6 | AFFINE8 | FP8 | MXFP4_PAIRS)
+    }
+
+    /// Whether weights are products plus something.
+    pub fn has_min(self) -> bool {
+        use WeightKind::{
+            AFFINE2, AFFINE3, AFFINE4, AFFINE5, AFFINE6, AFFINE8, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K,
+        };
+        matches!(
+            self,
+            AFFINE2 | AFFINE3 | AFFINE4 | AFFINE5 | AFFINE6 | AFFINE8 | Q2_K | Q4_1 | Q4_K | Q5_1 | Q5_K
+        )
     }
 
     /// Whether lanes are points of a grid.
@@ -271,7 +282,8 @@ pub struct Source {
 impl Source {
     /// The text for slot `$`.
     pub fn text(self) -> String {
-        let mut text = format!("const ALIGNED$: bool = {};\n", self.aligned && self.kind.is_of_words());
+        let mut text = format!("const ALIGNED$ = {};\n", self.aligned && self.kind.is_of_words());
+        text.push_str(&format!("const HAS_MIN$ = {};\n", self.kind.has_min()));
         if self.experts {
             text.push_str(include_str!("../shaders/slot.wgsl"));
         } else {

@@ -1,6 +1,5 @@
 
 // Codes of BITS$ bits one after the other, lowest bits first; scales and biases in planes of their own.
-const HAS_MIN$: bool = true;
 // The codes of four columns of 32, whose codes begin at a byte.
 fn affine_four$(first: u32, four: u32) -> vec4<f32> {
     let bit = 4u * BITS$ * four;

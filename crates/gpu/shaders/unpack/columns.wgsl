@@ -1,6 +1,5 @@
 
 // A transposed matrix of floats: `m.code_step` bytes between rows, `m.group` between columns.
-const HAS_MIN$: bool = false;
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     var g: Group;
     let first = at.codes + row * m.code_step;

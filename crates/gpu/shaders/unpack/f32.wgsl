@@ -1,5 +1,4 @@
 
-const HAS_MIN$: bool = false;
 fn single_four$(byte: u32) -> vec4<f32> { return bitcast<vec4<f32>>(code_four$(byte)); }
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let first = at.codes + row * m.code_step + 128u * index;

@@ -1,6 +1,5 @@
 
 // Four-bit floats: a sign, two bits of exponent, one of mantissa.
-const HAS_MIN$: bool = false;
 // Two codes in the halves of a word, times 2^-14: that makes them halves. A zero has no sign.
 fn fp4_two$(codes: u32) -> vec2<f32> {
     let magnitude = codes & 0x00070007u;

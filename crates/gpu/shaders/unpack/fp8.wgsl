@@ -1,7 +1,6 @@
 
 // Eight-bit floats: a sign, four bits of exponent, three of mantissa. Scales are in a plane of their own, each for a
 // tile that may begin and end at any column.
-const HAS_MIN$: bool = false;
 // Two codes, in the low bytes of a word's halves, times 2^-8: that makes them halves. 127 is not a number.
 fn fp8_two$(codes: u32) -> vec2<f32> {
     let magnitude = codes & 0x007f007fu;

@@ -1,6 +1,5 @@
 
 // Types whose lanes are points of a grid, chosen by index. The bytes of a word of `grids` are lanes.
-const HAS_MIN$: bool = false;
 // Four lanes, negative where a bit is set.
 fn signed_four$(word: u32, signs: u32) -> vec4<f32> {
     let minus = (vec4<u32>(signs) << vec4<u32>(31u, 30u, 29u, 28u)) & vec4<u32>(0x80000000u);

@@ -1,6 +1,5 @@
 
 // Floats of 16 bits. `from_half$` says of which kind.
-const HAS_MIN$: bool = false;
 fn two_halves$(word: u32) -> vec2<f32> { return vec2<f32>(from_half$(word & 0xffffu), from_half$(word >> 16u)); }
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let first = at.codes + row * m.code_step + 64u * index;

@@ -1,6 +1,5 @@
 
 // Four-bit codes of values that are not evenly spaced.
-const HAS_MIN$: bool = false;
 // The values of four codes. They are in words, four each, larger by 127.
 fn iq4_values$(codes: u32) -> vec4<f32> {
     let code = vec4<u32>(codes & 15u, (codes >> 8u) & 15u, (codes >> 16u) & 15u, (codes >> 24u) & 15u);

@@ -1,6 +1,5 @@
 
 // Blocks of 84 bytes: 16 bytes of a scale and a minimum each, 64 of two-bit codes, and the factors of both.
-const HAS_MIN$: bool = true;
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let block = at.codes + row * m.code_step + 84u * (index / 8u);
     let part = index % 8u;

@@ -1,6 +1,5 @@
 
 // Blocks of 110 bytes: 32 bytes of third bits, 64 of the other two, 12 of six-bit scales, and their factor.
-const HAS_MIN$: bool = false;
 // The scale `i` of 16: four of its bits are in the first two words, two in the last.
 fn scale_of$(words: vec3<u32>, i: u32) -> f32 {
     let low = (select(words.x, words.y, (i & 4u) != 0u) >> (8u * (i & 3u) + select(4u, 0u, i < 8u))) & 15u;

@@ -1,6 +1,5 @@
 
 // Blocks of 144 bytes: factors of scales and minima, 12 bytes of these, and 128 of nibbles.
-const HAS_MIN$: bool = true;
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let block = at.codes + row * m.code_step + 144u * (index / 8u);
     let part = index % 8u;

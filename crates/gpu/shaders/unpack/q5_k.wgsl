@@ -1,6 +1,5 @@
 
 // Blocks of 176 bytes: as of Q4_K, with 32 bytes of fifth bits before the nibbles.
-const HAS_MIN$: bool = true;
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let block = at.codes + row * m.code_step + 176u * (index / 8u);
     let part = index % 8u;

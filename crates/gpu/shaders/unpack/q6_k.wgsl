@@ -1,6 +1,5 @@
 
 // Blocks of 210 bytes: 128 bytes of low nibbles, 64 of the other two bits, 16 signed scales, and their factor.
-const HAS_MIN$: bool = false;
 fn unpack$(m: Matrix, at: Planes, row: u32, index: u32) -> Group {
     let block = at.codes + row * m.code_step + 210u * (index / 8u);
     let part = index % 8u;

@@ -18,6 +18,8 @@ pub fn open(
         label: None,
         required_features: features,
         required_limits: limits.clone(),
+        // SAFETY: of these features, products of small matrices are used, and only in shapes that the adapter lists.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
     pollster::block_on(adapter.request_device(&description)).map_err(|e| e.to_string())

@@ -20,6 +20,8 @@ pub fn open(
         label: None,
         required_features: features,
         required_limits: limits.clone(),
+        // SAFETY: of these features, products of small matrices are used, and only in shapes that the adapter lists.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
     // SAFETY: the handle is used as wgpu would use it, with one extension more, which the adapter has; the device is

@@ -3,6 +3,7 @@
 mod best;
 pub mod choice;
 mod deferred;
+mod products;
 mod sequences;
 
 use std::sync::Arc;
@@ -37,12 +38,6 @@ const ROW: usize = 65535;
 /// Threads of most workgroups.
 const THREADS: usize = 256;
 
-/// The most products of one kernel.
-const MOST_PRODUCTS: usize = 4;
-
-/// Rows of a matrix per workgroup of the kernel for single rows.
-const MATVEC_ROWS: usize = 8;
-
 /// The backend for a GPU.
 pub struct GpuBackend {
     pub gpu: Arc<Gpu>,
@@ -63,6 +58,8 @@ pub struct GpuBackend {
     /// The buffer that is in the spare memory.
     moved: Option<usize>,
     spare: Option<Memory>,
+    /// Rows of activations as halves, and their scales.
+    halves: Option<Memory>,
     choices: Choices,
     candidates: Candidates,
     sequences: Sequences,
@@ -89,6 +86,7 @@ impl GpuBackend {
             entered: Vec::new(),
             moved: None,
             spare: None,
+            halves: None,
             choices: Choices::default(),
             candidates: Candidates::default(),
             sequences: Sequences::new(Heap::new(gpu)),
@@ -155,25 +153,6 @@ impl GpuBackend {
         let args = RowArgs { count, width: x.width(), ..*args };
         let x = self.at(x).into();
         self.on_rows(entry, grid_of(count.div_ceil(THREADS)), &args.args(), [x, y, w])
-    }
-
-    /// `out = W x` for single rows, up to [`MOST_PRODUCTS`] matrices.
-    fn multiply_some(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
-        let matrices = self.descriptors()?;
-        let sources = products.iter().map(|(w, _)| self.matrices[w.index()].source);
-        let name = Name::new(File::Products, "matvec").reading(sources);
-        let mut args = Args::new().int(x.width());
-        let mut bound: Vec<Bound> = Vec::with_capacity(3 * products.len() + 2);
-        let mut end = 0;
-        for &(w, out) in products {
-            let there = &self.matrices[w.index()];
-            bound.extend(there.spans.iter().cloned().map(Bound::from));
-            end += (there.descriptor.rows as usize).div_ceil(MATVEC_ROWS);
-            args = args.int(w.index()).int(out.width()).int(end);
-        }
-        bound.extend([matrices.into(), self.at(x).into()]);
-        bound.extend(products.iter().map(|(_, out)| Bound::from(self.at(*out))));
-        self.record(&name, [end, self.rows, 1], &args, &bound)
     }
 }
 
@@ -282,11 +261,11 @@ impl Backend for GpuBackend {
     }
 
     fn matmul(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
-        products.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_some(x, some))
+        self.multiply(x, products)
     }
 
     fn head_products(&mut self, x: Buf, w: &HeadMatrices, out: Buf) -> Result<()> {
-        unimplemented!("{x:?} {w:?} {out:?}")
+        self.multiply_heads(x, w, out)
     }
 
     fn rope_angles(&mut self, rope: &Rope, positions: &[u32], out: Buf) -> Result<()> {

@@ -1,10 +1,11 @@
 //! Computes experts wherever they are.
 
-use forebay_engine::internals::backend::{Experts, Routing};
-use forebay_engine::internals::experts::{ExpertPart, Mixture};
-use forebay_engine::{ExpertIdx, Result};
+use forebay_engine::internals::backend::{ExpertBlock, Experts, Parts, Routing};
+use forebay_engine::internals::experts::Mixture;
+use forebay_engine::{ExpertIdx, LayerIdx, Result};
+use smallvec::SmallVec;
 
-use super::places::{Part, Places};
+use super::places::{ENTRY, Part, Places};
 use crate::backend::choice::Chosen;
 use crate::backend::{GpuBackend, activation_args};
 use crate::device::{Memory, Span};
@@ -39,6 +40,27 @@ pub enum Jobs {
         /// The token at each place.
         tokens: Span,
     },
+}
+
+impl Jobs {
+    /// How many there are at most.
+    fn count(&self) -> usize {
+        match self {
+            Jobs::Pairs(chosen) => chosen.pairs(),
+            Jobs::Tiles { count, .. } => *count,
+        }
+    }
+}
+
+/// A block of the experts of a layer.
+#[derive(Clone)]
+struct BlockOf {
+    layer: LayerIdx,
+    top_k: usize,
+    x: Span,
+    x_width: usize,
+    block: ExpertBlock,
+    parts: Parts<Part>,
 }
 
 /// A batch's pairs, sorted by expert.
@@ -83,96 +105,102 @@ impl GpuExperts {
         if chosen.rows > MOST_APART {
             let sorted = self.sort(chosen)?;
             self.compute(experts, &sorted.jobs, &windows)?;
-            return self.sum(experts, chosen.weights.clone(), Some(sorted.places), mixture);
+            return self.sum(mixture, chosen.weights.clone(), Some(sorted.places));
         }
         let jobs = Jobs::Pairs(chosen.clone());
         match windows[..] {
             // One kernel reaches all experts, so it can add up, too. The bits are those of two kernels.
-            [window] => {
-                self.first_half(experts, &jobs, window)?;
-                self.second_half(experts, &jobs, window, Some((chosen, out)))
+            [window] if experts.adjugate.is_none() => {
+                let of = self.block_of(experts);
+                self.first_half(&of, &jobs, window)?;
+                self.second_half(&of, &jobs, window, Some((chosen, out)))
             }
             _ => {
                 self.compute(experts, &jobs, &windows)?;
-                self.sum(experts, chosen.weights.clone(), None, mixture)
+                self.sum(mixture, chosen.weights.clone(), None)
             }
         }
     }
 
     /// Computes the experts of these jobs, which are in these windows of arenas.
     pub fn compute(&mut self, experts: &Experts, jobs: &Jobs, windows: &[usize]) -> Result<()> {
-        windows.iter().try_for_each(|&window| self.first_half(experts, jobs, window))?;
-        windows.iter().try_for_each(|&window| self.second_half(experts, jobs, window, None))
+        let mut blocks: SmallVec<[BlockOf; 2]> = SmallVec::from_elem(self.block_of(experts), 1);
+        if let Some((block, _)) = experts.adjugate {
+            let parts = self.places.layer(experts.layer).adjugate.expect("it was declared");
+            blocks.push(BlockOf { block, parts, ..blocks[0].clone() });
+        }
+        for of in &blocks {
+            windows.iter().try_for_each(|&window| self.first_half(of, jobs, window))?;
+            windows.iter().try_for_each(|&window| self.second_half(of, jobs, window, None))?;
+        }
+        Ok(())
     }
 
-    /// `gate = activation(gate, up)`
-    fn first_half(&mut self, experts: &Experts, jobs: &Jobs, window: usize) -> Result<()> {
-        let layer = self.places.layer(experts.layer);
-        let parts = [ExpertPart::Gate, ExpertPart::Up].map(|part| layer.part(part));
-        let b = experts.buffers;
-        let biases = experts.biases.map(|[gate, up, _]| [gate, up]);
-        let (kind, alpha, limit) = activation_args(experts.activation);
-        let mut args = Args::new().int(window).int(b.x.width()).int(self.top_k(experts));
-        args = args.flag(biases.is_some());
-        args = args.flag(experts.scales[0].is_some()).flag(experts.scales[1].is_some());
+    /// The block of each expert.
+    fn block_of(&self, experts: &Experts) -> BlockOf {
+        let parts = self.places.layer(experts.layer).parts;
+        let top_k = experts.block.inner.width() / parts.up.rows;
+        let (x, x_width) = (self.backend.at(experts.x), experts.x.width());
+        BlockOf { layer: experts.layer, top_k, x, x_width, block: experts.block, parts }
+    }
+
+    /// The products with gate and up, or with up alone, and what the activation function makes of them.
+    fn first_half(&mut self, of: &BlockOf, jobs: &Jobs, window: usize) -> Result<()> {
+        let parts: SmallVec<[Part; 2]> = of.parts.inputs().into_iter().flatten().collect();
+        let (kind, alpha, limit) = activation_args(of.block.activation);
+        let mut args = Args::new().int(window).int(of.x_width).int(of.top_k);
         args = args.int(kind).float(alpha).float(limit);
-        args = parts.iter().fold(args, |args, part| args.int(part.matrix).int(part.ranges));
-        let mut bound =
-            self.common(experts, jobs, window, [self.backend.at(b.x), self.backend.at(b.gate)])?;
+        let mut bound = self.common(of, jobs, window, [of.x.clone(), self.backend.at(of.block.inner)])?;
         bound.push(match jobs {
             Jobs::Pairs(_) => Bound::None,
             Jobs::Tiles { tokens, .. } => tokens.clone().into(),
         });
-        for part in 0..2 {
-            bound.push(biases.map(|biases| self.backend.vector(biases[part])).into());
-            bound.push(experts.scales[part].map(|scales| self.backend.vector(scales)).into());
+        let biases = of.block.biases.map_or([None; 2], |biases| biases.inputs());
+        let scales = of.block.scales.inputs().map(Option::flatten);
+        for ((part, bias), scale) in parts.iter().zip(biases).zip(scales) {
+            args = args.int(part.matrix).int(part.ranges).flag(bias.is_some()).flag(scale.is_some());
+            bound.push(bias.map(|bias| self.backend.vector(bias)).into());
+            bound.push(scale.map(|scale| self.backend.vector(scale)).into());
         }
-        self.start(File::Gate, "gate_up", (&parts, jobs), &args, &bound)
+        let name = self.named(File::Gate, "gate_up", &parts, jobs);
+        self.backend.record(&name, [of.parts.up.rows.div_ceil(ROWS), jobs.count(), 1], &args, &bound)
     }
 
     /// The product with down, and for all pairs the sum if `sum` has the choice and the output.
     fn second_half(
         &mut self,
-        experts: &Experts,
+        of: &BlockOf,
         jobs: &Jobs,
         window: usize,
         sum: Option<(&Chosen, Span)>,
     ) -> Result<()> {
-        let down = self.places.layer(experts.layer).part(ExpertPart::Down);
-        let b = experts.buffers;
-        let (bias, scale) = (experts.biases.map(|[.., down]| down), experts.scales[2]);
-        let args = Args::new().int(window).int(down.cols).int(self.top_k(experts));
+        let down = of.parts.down;
+        let (bias, scale) = (of.block.biases.map(|biases| biases.down), of.block.scales.down);
+        let args = Args::new().int(window).int(down.cols).int(of.top_k);
         let args = args.flag(bias.is_some()).flag(scale.is_some()).int(down.matrix).int(down.ranges);
-        let out = sum.as_ref().map_or_else(|| self.backend.at(b.out), |(_, out)| out.clone());
-        let mut bound = self.common(experts, jobs, window, [self.backend.at(b.gate), out])?;
+        let (entry, count, weights, out) = match sum {
+            None => ("down", jobs.count(), None, self.backend.at(of.block.out)),
+            Some((chosen, out)) => ("down_sum", chosen.rows, Some(chosen.weights.clone()), out),
+        };
+        let mut bound = self.common(of, jobs, window, [self.backend.at(of.block.inner), out])?;
         bound.push(bias.map(|bias| self.backend.vector(bias)).into());
         bound.push(scale.map(|scale| self.backend.vector(scale)).into());
-        bound.push(sum.as_ref().map(|(chosen, _)| chosen.weights.clone()).into());
-        match sum {
-            None => self.start(File::Down, "down", (&[down], jobs), &args, &bound),
-            Some((chosen, _)) => {
-                let name = self.named(File::Down, "down_sum", &[down], jobs);
-                self.backend.record(&name, [down.rows.div_ceil(ROWS), chosen.rows, 1], &args, &bound)
-            }
-        }
-    }
-
-    fn top_k(&self, experts: &Experts) -> usize {
-        let inner = self.places.layer(experts.layer).part(ExpertPart::Gate).rows;
-        experts.buffers.gate.width() / inner
+        bound.push(weights.into());
+        let name = self.named(File::Down, entry, &[down], jobs);
+        self.backend.record(&name, [down.rows.div_ceil(ROWS), count, 1], &args, &bound)
     }
 
     /// The buffers that all kernels for experts have.
     fn common(
         &mut self,
-        experts: &Experts,
+        of: &BlockOf,
         jobs: &Jobs,
         window: usize,
         [x, out]: [Span; 2],
     ) -> Result<Vec<Bound>> {
         let mut bound = self.places.bound(window);
         bound.push(self.backend.descriptors()?.into());
-        bound.push(self.places.table(experts.layer).into());
+        bound.push(self.places.table(of.layer).into());
         bound.push(match jobs {
             Jobs::Pairs(chosen) => chosen.experts.clone().into(),
             Jobs::Tiles { tiles, .. } => tiles.clone().into(),
@@ -187,41 +215,22 @@ impl GpuExperts {
             Jobs::Tiles { size, .. } => (1, *size),
         };
         let name = Name::new(file, entry).reading(parts.iter().map(|part| part.source));
-        let name = name.with("WINDOW", self.backend.gpu.window() as u32);
+        let name = name.with("WINDOW", self.backend.gpu.window() as u32).with("ENTRY", ENTRY as u32);
         name.with("TILED", tiled).with("ROWS", size as u32)
-    }
-
-    /// Records a kernel with a workgroup for some rows of the matrices and each job.
-    fn start(
-        &mut self,
-        file: File,
-        entry: &'static str,
-        (parts, jobs): (&[Part], &Jobs),
-        args: &Args,
-        bound: &[Bound],
-    ) -> Result<()> {
-        let name = self.named(file, entry, parts, jobs);
-        let count = match jobs {
-            Jobs::Pairs(chosen) => chosen.pairs(),
-            Jobs::Tiles { count, .. } => *count,
-        };
-        self.backend.record(&name, [parts[0].rows.div_ceil(ROWS), count, 1], args, bound)
     }
 
     /// Adds the outputs of each row's experts in the order of ranks. `weights` has those of all pairs, and `places`
     /// where their outputs are, if that is not their own number.
-    pub fn sum(
-        &mut self,
-        experts: &Experts,
-        weights: Span,
-        places: Option<Span>,
-        mixture: &Mixture<'_>,
-    ) -> Result<()> {
+    pub fn sum(&mut self, mixture: &Mixture<'_>, weights: Span, places: Option<Span>) -> Result<()> {
         let backend = &mut self.backend;
         let (rows, width, top_k) = (backend.rows, mixture.out.width(), mixture.router.top_k);
-        let args = Args::new().int(rows * top_k).int(top_k).int(width).int(0).int(0).flag(places.is_some());
-        let [outputs, out] = [experts.buffers.out, mixture.out].map(|buf| Bound::from(backend.at(buf)));
-        let bound = [Bound::None, Bound::None, places.into(), Bound::None, weights.into(), outputs, out];
+        let (small, factor) = mixture.experts.adjugate.unzip();
+        let args = Args::new().int(rows * top_k).int(top_k).int(width).int(0).int(0);
+        let args = args.flag(places.is_some()).flag(small.is_some()).float(factor.unwrap_or(0.0));
+        let [outputs, out] = [mixture.experts.block.out, mixture.out].map(|buf| Bound::from(backend.at(buf)));
+        let added = small.map(|small| backend.at(small.out)).into();
+        let places = places.into();
+        let bound = [Bound::None, Bound::None, places, Bound::None, weights.into(), outputs, added, out];
         let name = Name::new(File::Mixing, "combine").with("EXPERTS", 1);
         backend.record(&name, [width.div_ceil(THREADS), rows, 1], &args, &bound)
     }
@@ -243,12 +252,20 @@ impl GpuExperts {
         self.lists = Some(memory);
         let [tokens, places] = [0, list].map(|start| whole.part(start, pairs as u64 * 4));
         let tiles = whole.part(2 * list, (count * TILE * 4) as u64);
-        let args = Args::new().int(pairs).int(chosen.top_k).int(0).int(size).int(count).flag(true);
+        let args = Args::new()
+            .int(pairs)
+            .int(chosen.top_k)
+            .int(0)
+            .int(size)
+            .int(count)
+            .flag(true)
+            .flag(false)
+            .float(0.0);
         let name = Name::new(File::Mixing, "sort").with("EXPERTS", chosen.count as u32);
         let lists = [&tokens, &places, &tiles].map(|span| Bound::from(span.clone()));
         let [of_tokens, of_places, of_tiles] = lists;
-        let experts = chosen.experts.clone().into();
-        let bound = [experts, of_tokens, of_places, of_tiles, Bound::None, Bound::None, Bound::None];
+        let mut bound = vec![chosen.experts.clone().into(), of_tokens, of_places, of_tiles];
+        bound.resize(8, Bound::None);
         backend.record(&name, [1, 1, 1], &args, &bound)?;
         Ok(Sorted { jobs: Jobs::Tiles { tiles, count, size, tokens }, places })
     }

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytemuck::cast_slice;
-use forebay_engine::internals::experts::{ExpertLayer, ExpertPart, MAX_RANGES};
+use forebay_engine::internals::backend::Parts;
+use forebay_engine::internals::experts::{ExpertLayer, MAX_RANGES, PartShape};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
@@ -16,7 +17,7 @@ use crate::recorder::Bound;
 use crate::weights::{Descriptor, Source, WeightKind};
 
 /// Words of an expert in the table: its arena, and where each of its ranges starts.
-const ENTRY: usize = 1 + MAX_RANGES;
+pub const ENTRY: usize = 1 + MAX_RANGES;
 
 /// The arena of an expert that is nowhere.
 const NOWHERE: u32 = u32::MAX;
@@ -33,9 +34,35 @@ pub struct Part {
     pub cols: usize,
 }
 
+impl Part {
+    fn new(backend: &mut GpuBackend, layer: &ExpertLayer, shape: &PartShape) -> Result<Part> {
+        let descriptor = Descriptor::of_part(shape)?;
+        let first = shape.planes[0].expect("every matrix has codes");
+        let aligned = descriptor.steps_are_aligned()
+            && layer.experts.iter().all(|ranges| ranges[first].offset.is_multiple_of(4));
+        let ranges = shape.planes.iter().rev().fold(0, |sum, plane| sum << 8 | plane.unwrap_or(0));
+        let kind = WeightKind::named(shape.encoding)?;
+        let source = Source { kind, aligned, experts: true };
+        let matrix = backend.describe(descriptor);
+        Ok(Part { matrix, source, ranges, rows: shape.rows, cols: shape.cols })
+    }
+
+    fn of_block(
+        backend: &mut GpuBackend,
+        layer: &ExpertLayer,
+        parts: &Parts<PartShape>,
+    ) -> Result<Parts<Part>> {
+        let gate = parts.gate.as_ref().map(|gate| Part::new(backend, layer, gate)).transpose()?;
+        let up = Part::new(backend, layer, &parts.up)?;
+        Ok(Parts { gate, up, down: Part::new(backend, layer, &parts.down)? })
+    }
+}
+
 /// The experts of a layer.
 pub struct Layer {
-    parts: [Part; 3],
+    /// The matrices of an expert's block, and those of its adjugate expert.
+    pub parts: Parts<Part>,
+    pub adjugate: Option<Parts<Part>>,
     pub count: usize,
     /// Its part of the table.
     words: Vec<u32>,
@@ -46,28 +73,13 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A matrix of each expert.
-    pub fn part(&self, part: ExpertPart) -> Part {
-        self.parts[part as usize]
-    }
-
     fn new(backend: &mut GpuBackend, layer: &ExpertLayer, start: u64) -> Result<Layer> {
-        let mut part = |part: ExpertPart| -> Result<Part> {
-            let shape = &layer.parts[part as usize];
-            let descriptor = Descriptor::of_part(shape)?;
-            let first = shape.planes[0].expect("every matrix has codes");
-            let aligned = descriptor.steps_are_aligned()
-                && layer.experts.iter().all(|ranges| ranges[first].offset.is_multiple_of(4));
-            let ranges = shape.planes.iter().rev().fold(0, |sum, plane| sum << 8 | plane.unwrap_or(0));
-            let kind = WeightKind::named(shape.encoding)?;
-            let source = Source { kind, aligned, experts: true };
-            let matrix = backend.describe(descriptor);
-            Ok(Part { matrix, source, ranges, rows: shape.rows, cols: shape.cols })
-        };
-        let parts = [part(ExpertPart::Gate)?, part(ExpertPart::Up)?, part(ExpertPart::Down)?];
+        let parts = Part::of_block(backend, layer, &layer.parts)?;
+        let adjugate =
+            layer.adjugate.as_ref().map(|parts| Part::of_block(backend, layer, parts)).transpose()?;
         let count = layer.experts.len();
         let words = [NOWHERE].repeat(count * ENTRY);
-        Ok(Layer { parts, count, words, start, arrivals: None })
+        Ok(Layer { parts, adjugate, count, words, start, arrivals: None })
     }
 }
 

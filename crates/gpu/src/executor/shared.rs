@@ -90,8 +90,8 @@ impl SharedExecutor {
         match next {
             None => gpu.backend.read_choices([(&chosen, &mut *routing)])?,
             Some(next) => {
-                next.logits(&mut gpu.backend, input, logits)?;
-                let predicted = gpu.backend.choose(logits, router, &next, Turn::Next)?;
+                next.router.logits(&mut gpu.backend, input, logits)?;
+                let predicted = gpu.backend.choose(logits, router, &next.router, Turn::Next)?;
                 gpu.backend.read_choices([(&chosen, &mut *routing), (&predicted, &mut *expected)])?;
             }
         }
@@ -99,9 +99,9 @@ impl SharedExecutor {
             observer(layer, routing);
         }
         let mut acquisition = store.acquire(layer, routing.chosen(), self.access);
-        if next.is_some() {
+        if let Some(next) = next {
             let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
-            store.prefetch(LayerIdx(layer.0 + 1), &likely);
+            store.prefetch(next.layer, &likely);
         }
         meanwhile(&mut gpu.backend)?;
         // The drive reads in the meantime.
@@ -122,7 +122,7 @@ impl SharedExecutor {
             gpu.backend.recorder.keep(Box::new(leases));
             gpu.submit()?;
         }
-        gpu.sum(&experts, chosen.weights, Some(places), &mixture)
+        gpu.sum(&mixture, chosen.weights, Some(places))
     }
 
     /// Notes a layer's choice for the store.

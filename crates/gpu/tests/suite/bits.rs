@@ -57,7 +57,7 @@ fn attended<D: TestDevice>(kv: KvShape, precision: Precision, lens: &[usize], ot
     };
     let heads = Heads { dim: kv.key_dim, eps: 1e-6, pairs, angles };
     let _others: Vec<_> = (0..others).map(|i| ballast(b, FIRST_BLOCK << i)).collect();
-    let mut state = SequenceState::new(0, &[StateShape::Attention(kv)], b);
+    let mut state = SequenceState::new(0, &[Some(StateShape::Attention(kv))], b);
     let mut results = Vec::new();
     let rest = std::iter::repeat_n(1, TOKENS - lens.iter().sum::<usize>());
     for len in lens.iter().copied().chain(rest) {

@@ -7,9 +7,9 @@ mod common;
 mod bits;
 
 mod best {
-    forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures);
+    forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures, golden, conversations, batches);
 }
 
 mod plain {
-    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures);
+    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures, golden, conversations, batches);
 }
