@@ -20,10 +20,54 @@ const SCORES_EACH: u32 = (HEADS + 1u) / 2u;
 const SOFT_LANES: u32 = THREADS / HEADS;
 const KEYS_EACH: u32 = (PAGE + SOFT_LANES - 1u) / SOFT_LANES;
 
-var<workgroup> queries: array<vec4<f32>, HEADS * KEY_FOURS>;
+// Queries, then the row's own key.
+var<workgroup> queries: array<vec4<f32>, (HEADS + 1u) * KEY_FOURS>;
 var<workgroup> scores: array<f32, HEADS * PAGE>;
 var<workgroup> highs: array<f32, HEADS>;
 var<workgroup> factors: array<f32, HEADS>;
+
+// Norms and rotates heads from number `first` on, as rotate.wgsl does, with 16 threads for each.
+fn prepare(thread: u32, row: u32, first: u32, count: u32) {
+    let of_k = first == HEADS;
+    let is_one = thread / 16u < count;
+    let at = (first + select(0u, thread / 16u, is_one)) * KEY_FOURS;
+    let lane = thread % 16u;
+    if select(args.q_normed, args.k_normed, of_k) != 0u {
+        var squares = 0.0;
+        for (var i = lane; i < KEY_FOURS; i += 16u) { squares = product(queries[at + i], queries[at + i], squares); }
+        let scale = 1.0 / sqrt(sum_threads(thread, squares, 16u) / f32(KEY_DIM) + args.eps);
+        for (var i = lane; is_one && i < KEY_FOURS; i += 16u) {
+            if of_k {
+                queries[at + i] = queries[at + i] * scale * k_norm[i];
+            } else {
+                queries[at + i] = queries[at + i] * scale * q_norm[i];
+            }
+        }
+        workgroupBarrier();
+    }
+    let fours = args.half / 4u;
+    let from_angle = row * 2u * fours;
+    if args.interleaved != 0u {
+        for (var i = lane; is_one && i < 2u * fours; i += 16u) {
+            let cosines = angles[from_angle + i / 2u];
+            let sines = angles[from_angle + fours + i / 2u];
+            let c = select(cosines.xy, cosines.zw, i % 2u == 1u).xxyy;
+            let s = select(sines.xy, sines.zw, i % 2u == 1u).xxyy;
+            let x = queries[at + i];
+            queries[at + i] = fma(x, c, x.yxwz * s * vec4<f32>(-1.0, 1.0, -1.0, 1.0));
+        }
+    } else {
+        for (var i = lane; is_one && i < fours; i += 16u) {
+            let c = angles[from_angle + i];
+            let s = angles[from_angle + fours + i];
+            let x = queries[at + i];
+            let y = queries[at + fours + i];
+            queries[at + i] = fma(x, c, -(y * s));
+            queries[at + fours + i] = fma(y, c, x * s);
+        }
+    }
+    workgroupBarrier();
+}
 
 // A workgroup computes one row and up to HEADS query heads of one key head, and every `splits`th segment.
 @compute @workgroup_size(128)
@@ -43,8 +87,25 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
 
     let from_q = (row * args.q_heads + first_head) * KEY_FOURS;
     for (var i = thread; i < heads * KEY_FOURS; i += THREADS) { queries[i] = q[from_q + i]; }
-    if args.appends != 0u && group.z == (segments - 1u) % args.splits {
-        for (var i = thread; i < OWN_FOURS + VALUE_FOURS; i += THREADS) { append_four(row, kv_head, i); }
+    let stores = args.appends != 0u && group.z == (segments - 1u) % args.splits;
+    if PREPARES == 1u {
+        let from_k = (row * KV_HEADS + kv_head) * KEY_FOURS;
+        if stores {
+            for (var i = thread; i < KEY_FOURS; i += THREADS) { queries[HEADS * KEY_FOURS + i] = k[from_k + i]; }
+        }
+        workgroupBarrier();
+        prepare(thread, row, 0u, heads);
+        if stores { prepare(thread, row, HEADS, 1u); }
+    }
+    if stores {
+        for (var i = thread; i < OWN_FOURS + VALUE_FOURS; i += THREADS) {
+            if PREPARES == 1u && i < OWN_FOURS {
+                let place = key_place(kv_head, end - 1u) + i;
+                set_cell(page_of(row, end - 1u), place, cell_of(queries[HEADS * KEY_FOURS + i]));
+            } else {
+                append_four(row, kv_head, i);
+            }
+        }
     }
     storageBarrier();
     workgroupBarrier();

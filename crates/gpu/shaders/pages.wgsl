@@ -28,6 +28,11 @@ struct Args {
     appends: u32, // whether keys and values of the rows are still to be stored
     sunk: u32,    // whether there are sinks
     scale: f32,
+    half: u32, // pairs of channels that rotate, where heads are still to be prepared
+    interleaved: u32, // whether neighbours rotate together
+    q_normed: u32,
+    k_normed: u32,
+    eps: f32,
 }
 var<immediate> args: Args;
 
@@ -39,6 +44,9 @@ var<immediate> args: Args;
 @group(0) @binding(#) var<storage, read> k: array<vec4<f32>>;
 @group(0) @binding(#) var<storage, read> v: array<vec4<f32>>;
 @group(0) @binding(#) var<storage, read> sinks: array<f32>;
+@group(0) @binding(#) var<storage, read> q_norm: array<vec4<f32>>;
+@group(0) @binding(#) var<storage, read> k_norm: array<vec4<f32>>;
+@group(0) @binding(#) var<storage, read> angles: array<vec4<f32>>; // [rows, cos... | sin...]
 @group(0) @binding(#) var<storage, read_write> out: array<vec4<f32>>;
 // [rows, segments, q_heads] of the running softmax, then as many values.
 @group(0) @binding(#) var<storage, read_write> partial_values: array<vec4<f32>>;

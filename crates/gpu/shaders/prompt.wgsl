@@ -1,15 +1,16 @@
 
 // Attention of many rows of a sequence, which share the keys that a workgroup loads.
 
-// Queries of a workgroup: heads of one key head, of consecutive rows.
-const QUERIES: u32 = 32u;
+// A workgroup has QUERIES queries: heads of one key head, of consecutive rows.
+
 // Groups of four channels in workgroup memory at a time, and their room there: in an odd number of banks.
 const STAGE: u32 = 8u;
 const STAGE_ROOM: u32 = STAGE + 1u;
 const SCORE_ROOM: u32 = PAGE + 4u;
 
-// Each thread computes the scores of four queries and four keys, and some channels of four queries.
+// Each thread computes the scores of four queries and KEYS keys, and some channels of four queries.
 const LANES: u32 = THREADS / (QUERIES / 4u);
+const KEYS: u32 = PAGE / LANES;
 const FOURS_EACH: u32 = (VALUE_FOURS + LANES - 1u) / LANES;
 const SOFT_LANES: u32 = THREADS / QUERIES;
 const KEYS_EACH: u32 = PAGE / SOFT_LANES;
@@ -57,8 +58,8 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             let from_key = max(start, first) - first;
             let to_key = min(PAGE, last - first);
 
-            var products: array<f32, 16>;
-            for (var i = 0u; i < 16u; i++) { products[i] = 0.0; }
+            var products: array<f32, 4u * KEYS>;
+            for (var i = 0u; i < 4u * KEYS; i++) { products[i] = 0.0; }
             for (var stage = 0u; stage < KEY_FOURS; stage += STAGE) {
                 let fours = min(STAGE, KEY_FOURS - stage);
                 for (var i = thread; i < QUERIES * STAGE; i += THREADS) {
@@ -80,22 +81,19 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
                 }
                 workgroupBarrier();
                 for (var four = 0u; four < fours; four++) {
-                    let k0 = staged_keys[lane * STAGE_ROOM + four];
-                    let k1 = staged_keys[(lane + LANES) * STAGE_ROOM + four];
-                    let k2 = staged_keys[(lane + 2u * LANES) * STAGE_ROOM + four];
-                    let k3 = staged_keys[(lane + 3u * LANES) * STAGE_ROOM + four];
+                    var keys: array<vec4<f32>, KEYS>;
+                    for (var m = 0u; m < KEYS; m++) { keys[m] = staged_keys[(lane + LANES * m) * STAGE_ROOM + four]; }
                     for (var n = 0u; n < 4u; n++) {
                         let query = staged_queries[(own + n) * STAGE_ROOM + four];
-                        products[4u * n] = product(query, k0, products[4u * n]);
-                        products[4u * n + 1u] = product(query, k1, products[4u * n + 1u]);
-                        products[4u * n + 2u] = product(query, k2, products[4u * n + 2u]);
-                        products[4u * n + 3u] = product(query, k3, products[4u * n + 3u]);
+                        for (var m = 0u; m < KEYS; m++) {
+                            products[KEYS * n + m] = product(query, keys[m], products[KEYS * n + m]);
+                        }
                     }
                 }
                 workgroupBarrier();
             }
-            for (var i = 0u; i < 16u; i++) {
-                scores[(own + i / 4u) * SCORE_ROOM + lane + LANES * (i % 4u)] = products[i] * args.scale;
+            for (var i = 0u; i < 4u * KEYS; i++) {
+                scores[(own + i / KEYS) * SCORE_ROOM + lane + LANES * (i % KEYS)] = products[i] * args.scale;
             }
             workgroupBarrier();
 

@@ -40,31 +40,35 @@ fn pair(i: u32) -> vec2<u32> {
     return vec2<u32>(i, i + args.half);
 }
 
-// One workgroup for each head of queries, then for each of keys. A thread reads and writes the same channels.
+// 16 threads for each head of queries, then for each of keys.
 @compute @workgroup_size(64)
 fn norm_and_rotate(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let of_k = group.x >= args.q_heads;
+    let number = 4u * group.x + thread / 16u;
+    let is_one = number < args.q_heads + args.k_heads;
+    let of_k = number >= args.q_heads;
     let heads = select(args.q_heads, args.k_heads, of_k);
-    let head = select(group.x, group.x - args.q_heads, of_k);
-    let at = (group.y * heads + head) * args.dim;
-    let pairs = args.dim - args.half;
+    let at = (group.y * heads + number - select(0u, args.q_heads, of_k)) * args.dim;
+    let lane = thread % 16u;
     let normed = select(args.q_normed, args.k_normed, of_k) != 0u;
+    // Four channels after the other, as where attention prepares heads itself.
     var squares = 0.0;
-    for (var i = thread; i < pairs; i += 64u) {
-        let both = pair(i);
-        let x = channel(of_k, at + both.x);
-        let y = channel(of_k, at + both.y);
-        squares = fma(x, x, squares);
-        if both.x != both.y { squares = fma(y, y, squares); }
+    for (var i = 4u * lane; is_one && i < args.dim; i += 64u) {
+        for (var c = i; c < min(i + 4u, args.dim); c++) {
+            let x = channel(of_k, at + c);
+            squares = fma(x, x, squares);
+        }
     }
-    let scale = 1.0 / sqrt(sum_threads(thread, squares, 64u) / f32(args.dim) + args.eps);
-    for (var i = thread; i < pairs; i += 64u) {
+    let scale = 1.0 / sqrt(sum_threads(thread, squares, 16u) / f32(args.dim) + args.eps);
+    // From here on, other threads write what this one has read.
+    storageBarrier();
+    workgroupBarrier();
+    for (var i = lane; is_one && i < args.dim - args.half; i += 16u) {
         let both = pair(i);
         var x = channel(of_k, at + both.x);
         var y = channel(of_k, at + both.y);
         if normed {
-            x *= scale * weight(of_k, both.x);
-            y *= scale * weight(of_k, both.y);
+            x = x * scale * weight(of_k, both.x);
+            y = y * scale * weight(of_k, both.y);
         }
         if both.x == both.y {
             set_channel(of_k, at + both.x, x);
@@ -73,7 +77,7 @@ fn norm_and_rotate(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
         let from_angle = group.y * 2u * args.half + i;
         let cosine = angles[from_angle];
         let sine = angles[from_angle + args.half];
-        set_channel(of_k, at + both.x, x * cosine - y * sine);
-        set_channel(of_k, at + both.y, y * cosine + x * sine);
+        set_channel(of_k, at + both.x, fma(x, cosine, -(y * sine)));
+        set_channel(of_k, at + both.y, fma(y, cosine, x * sine));
     }
 }

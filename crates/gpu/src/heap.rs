@@ -163,6 +163,8 @@ impl Heap {
     /// # Errors
     /// If the GPU failed.
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // Whoever had the piece before may still read it.
+        self.gpu.submit()?;
         let to = self.lock().place(to, bytes.len() as u64);
         self.gpu.submit()?;
         self.gpu.queue.write_buffer(&to.buffer, to.start, bytes);

@@ -1,4 +1,5 @@
-//! Defers sums and norms until the next operation is known: the kernel of a product then does them as well.
+//! Defers sums, norms and rotations until the next operation is known: the kernel of a product or of attention then does
+//! them as well.
 //!
 //! For few rows of activations a small kernel takes as long as its start. A deferred operation names buffers, never
 //! where they are. All other operations are recorded after what is deferred.
@@ -7,6 +8,7 @@ use forebay_engine::Result;
 use forebay_engine::internals::backend::{Buf, Matrix, Vector};
 use smallvec::SmallVec;
 
+use super::sequences::Rotation;
 use super::{GpuBackend, RowArgs, grid_of};
 use crate::device::Span;
 use crate::recorder::Bound;
@@ -24,6 +26,8 @@ pub enum Deferred {
     Add { x: Buf, y: Buf },
     /// `out = norm(x) · w`
     Norm(Norm),
+    /// Norms and rotations of queries and keys.
+    Rotation(Rotation),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +75,7 @@ impl GpuBackend {
                     let y = self.at(y).into();
                     self.each_number("add", x, &RowArgs::default(), y, Bound::None)?;
                 }
+                Deferred::Rotation(rotation) => self.rotate(&rotation)?,
                 Deferred::Norm(Norm { x, w, eps, out }) => {
                     let width = self.vectors[w.index()].1.len();
                     let count = self.rows * x.width() / width;

@@ -10,6 +10,7 @@ use forebay_engine::{LayerIdx, Result};
 use forebay_kernels::{KEY_BLOCK, RopePairs, STATE_COLUMNS};
 
 use super::GpuBackend;
+use super::deferred::Deferred;
 use crate::device::{Memory, Span};
 use crate::heap::{BLOCKS, Heap};
 use crate::recorder::{Args, Bound};
@@ -25,12 +26,12 @@ const SEGMENT: usize = 256;
 /// Bytes of workgroup memory beside queries and scores: room for sums, and for highest scores and factors.
 const SUMS_BYTES: usize = 256 * 4 + 2 * MOST_HEADS * 4;
 
-/// Constants of prompt.wgsl: queries of a workgroup, the most channels of a value, the memory of a workgroup; and the
-/// fewest rows of a sequence for which it is faster.
-const PROMPT_QUERIES: usize = 32;
-const MOST_PROMPT_VALUE_DIM: usize = 256;
+/// Constants of prompt.wgsl: the most queries of a workgroup, the most channels of a value, the memory of a workgroup;
+/// and the fewest rows of a sequence for which it is faster.
+const MOST_PROMPT_QUERIES: usize = 32;
+const MOST_PROMPT_VALUE_DIM: usize = 512;
 const PROMPT_BYTES: usize =
-    (PROMPT_QUERIES + KEY_BLOCK) * 9 * 16 + PROMPT_QUERIES * (KEY_BLOCK + 6) * 4 + 256 * 4;
+    (MOST_PROMPT_QUERIES + KEY_BLOCK) * 9 * 16 + MOST_PROMPT_QUERIES * (KEY_BLOCK + 6) * 4 + 256 * 4;
 const FEWEST_PROMPT_ROWS: usize = 4;
 
 /// If there are at least this many workgroups, segments are not divided among more.
@@ -57,6 +58,23 @@ impl Sequences {
     /// Without states.
     pub fn new(heap: Arc<Heap>) -> Sequences {
         Sequences { heap, partial: None }
+    }
+}
+
+/// Norms and rotations of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    buffers: [(Buf, Option<Vector>); 2],
+    heads: Heads,
+}
+
+impl Rotation {
+    /// Adds the arguments that rotate.wgsl and attention.wgsl have in common.
+    fn put(&self, args: Args) -> Args {
+        let [q_norm, k_norm] = self.buffers.map(|(_, norm)| norm);
+        let args = args.int(self.heads.angles.width() / 2);
+        let args = args.flag(self.heads.pairs == RopePairs::Interleaved);
+        args.flag(q_norm.is_some()).flag(k_norm.is_some()).float(self.heads.eps)
     }
 }
 
@@ -104,7 +122,7 @@ fn pages_of<'a>(sequence: &'a mut Sequence<'_>, layer: LayerIdx) -> &'a mut KvPa
 
 /// Query heads per workgroup, where this many share a key head and a workgroup has this much memory.
 fn heads_at_once(key_dim: usize, sharing: usize, memory: usize) -> Option<usize> {
-    let fits = |heads: usize| heads * (key_dim + KEY_BLOCK) * 4 + SUMS_BYTES <= memory;
+    let fits = |heads: usize| ((heads + 1) * key_dim + heads * KEY_BLOCK) * 4 + SUMS_BYTES <= memory;
     let most = sharing.next_power_of_two().min(MOST_HEADS);
     std::iter::successors(Some(most), |heads| Some(heads / 2))
         .take_while(|&heads| heads > 0)
@@ -171,16 +189,37 @@ impl GpuBackend {
                 self.rms_norm(*buf, all, heads.eps, *buf)?;
             }
         }
-        let [(q, q_norm), (k, k_norm)] = buffers;
+        self.flush()?;
+        self.deferred.push(Deferred::Rotation(Rotation { buffers, heads: *heads }));
+        Ok(())
+    }
+
+    /// Norms and rotates.
+    pub(super) fn rotate(&mut self, rotation: &Rotation) -> Result<()> {
+        let heads = &rotation.heads;
+        let [(q, q_norm), (k, k_norm)] = rotation.buffers;
         let [q_heads, k_heads] = [q, k].map(|buf| buf.width() / heads.dim);
-        let args = Args::new().int(q_heads).int(k_heads).int(heads.dim).int(heads.angles.width() / 2);
-        let args = args.flag(heads.pairs == RopePairs::Interleaved);
-        let args = args.flag(q_norm.is_some()).flag(k_norm.is_some()).float(heads.eps);
+        let args = rotation.put(Args::new().int(q_heads).int(k_heads).int(heads.dim));
         let norm = |norm: Option<Vector>| norm.map(|norm| self.vector(norm)).into();
         let bound =
             [self.at(q).into(), self.at(k).into(), norm(q_norm), norm(k_norm), self.at(heads.angles).into()];
         let name = Name::new(File::Rotate, "norm_and_rotate");
-        self.record(&name, [q_heads + k_heads, self.rows, 1], &args, &bound)
+        self.record(&name, [(q_heads + k_heads).div_ceil(4), self.rows, 1], &args, &bound)
+    }
+
+    /// Takes the deferred norms and rotation of these queries and keys over, if the kernel of single rows can.
+    fn take_rotation(&mut self, a: &Attention) -> Option<Rotation> {
+        let can = |rotation: &Rotation| {
+            rotation.buffers.map(|(buf, _)| buf) == [a.q, a.k]
+                && rotation.heads.angles.width().is_multiple_of(8)
+        };
+        match self.deferred[..] {
+            [Deferred::Rotation(rotation)] if can(&rotation) => {
+                self.deferred.clear();
+                Some(rotation)
+            }
+            _ => None,
+        }
     }
 
     /// Implements [`Backend::attention`].
@@ -193,11 +232,12 @@ impl GpuBackend {
         let sharing = q_heads / kv_heads;
         let memory = self.gpu.limits.max_compute_workgroup_storage_size as usize;
         let rows = self.rows;
+        let queries = if value_dim <= 256 { MOST_PROMPT_QUERIES } else { MOST_PROMPT_QUERIES / 2 };
         let prompt = rows >= FEWEST_PROMPT_ROWS * batch.sequences.len()
             && value_dim <= MOST_PROMPT_VALUE_DIM
             && PROMPT_BYTES <= memory;
         let heads = match prompt {
-            true => sharing.next_power_of_two().min(PROMPT_QUERIES),
+            true => sharing.next_power_of_two().min(queries),
             false => heads_at_once(key_dim, sharing, memory).expect("`attends` was asked before"),
         };
         let tiles = kv_heads * sharing.div_ceil(heads);
@@ -208,11 +248,12 @@ impl GpuBackend {
             _ => self.partial(rows * segments * q_heads, value_dim)?,
         };
         let listed = match prompt {
-            true => Some(self.list_tiles(batch, PROMPT_QUERIES / heads)?),
+            true => Some(self.list_tiles(batch, queries / heads)?),
             false => None,
         };
         // A row of another sequence needs no key that this batch adds.
         let appends = batch.sequences.len() == rows;
+        let rotation = if appends && !prompt && !latent { self.take_rotation(a) } else { None };
 
         let (heap, blocks) = self.heap(match self.precision {
             Precision::Fast => Cell::FourHalves,
@@ -222,16 +263,25 @@ impl GpuBackend {
             let name = Name::new(file, entry).reaching(heap);
             let name = name.with("KEY_DIM", key_dim as u32).with("VALUE_DIM", value_dim as u32);
             let name = name.with("KV_HEADS", kv_heads as u32).with("LATENT", latent.into());
-            name.with("HEADS", heads as u32)
+            let name = name.with("HEADS", heads as u32).with("QUERIES", queries as u32);
+            name.with("PREPARES", rotation.is_some().into())
         };
         let args = Args::new().int(q_heads).int(splits).int(segments);
         let args = args.int(window.map_or(0, Window::most)).flag(matches!(window, Some(Window::Chunk(_))));
         let args = args.flag(appends).flag(a.sinks.is_some()).float(a.scale);
+        let args = match &rotation {
+            Some(rotation) => rotation.put(args),
+            None => args.int(0).flag(false).flag(false).flag(false).float(0.0),
+        };
         let tile_count = listed.as_ref().map_or(0, |listed| listed.bytes as usize / 8);
         let mut bound: Vec<Bound> = blocks.collect();
         bound.extend([batch_rows.into(), listed.into()]);
         bound.extend([a.q, a.k, a.v].map(|buf| self.at(buf).into()));
-        bound.extend([a.sinks.map(|sinks| self.vector(sinks)).into(), self.at(a.out).into(), values, sums]);
+        let vector = |w: Option<Vector>| Bound::from(w.map(|w| self.vector(w)));
+        let norms = rotation.map_or([None; 2], |rotation| rotation.buffers.map(|(_, norm)| norm));
+        bound.extend([vector(a.sinks), vector(norms[0]), vector(norms[1])]);
+        bound.push(rotation.map(|rotation| self.at(rotation.heads.angles)).into());
+        bound.extend([self.at(a.out).into(), values, sums]);
         if !appends {
             let own = shape.own_key_dim() + value_dim;
             let groups = (kv_heads * own / 4).div_ceil(THREADS);

@@ -2,8 +2,8 @@
 
 use forebay_device_tests::TestDevice;
 use forebay_engine::internals::backend::{
-    Attention, Backend, Batch, Buf, BufShape, KvShape, LayerState, Precision, Sequence, SequenceState,
-    StateShape, Window,
+    Attention, Backend, Batch, Buf, BufShape, Heads, KvShape, LayerState, Precision, Rope, RopePairs,
+    Sequence, SequenceState, StateShape, Vector, Weight, Window,
 };
 use forebay_engine::internals::experts::Device;
 use forebay_engine::{LayerIdx, TokenId};
@@ -15,6 +15,9 @@ use crate::common::{Best, Plain};
 
 const HEADS: usize = 6;
 const TOKENS: usize = 700;
+
+/// Channels of a head that rotate.
+const ROTATED: usize = 16;
 
 /// Numbers between -2 and 2.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -38,12 +41,21 @@ fn ballast(b: &dyn Backend, bytes: usize) -> Box<dyn LayerState> {
 /// block each.
 fn attended<D: TestDevice>(kv: KvShape, precision: Precision, lens: &[usize], others: usize) -> Vec<f32> {
     let widths = [HEADS * kv.key_dim, kv.heads * kv.key_dim, kv.heads * kv.value_dim, HEADS * kv.value_dim];
-    let shapes = widths.map(|width| BufShape { rows: TOKENS, width });
     let [q, k, v, out] = std::array::from_fn(|i| Buf::nth(i, widths[i]));
+    let angles = Buf::nth(4, ROTATED);
+    let shapes = [q, k, v, out, angles].map(|buf| BufShape { rows: TOKENS, width: buf.width() });
     let given = [q, k, v].map(|buf| numbers(TOKENS * buf.width(), buf.index() as u64));
     let device = D::open(None).unwrap();
     let mut executor = device.executor(precision, &shapes).unwrap();
     let b = executor.backend();
+    b.load(Weight::Vector(numbers(kv.key_dim, 3))).unwrap();
+    let norm = Some(Vector::nth(0));
+    let rope = Rope { frequencies: numbers(ROTATED / 2, 4), divisors: None, scale: 1.0 };
+    let pairs = match precision {
+        Precision::Fast => RopePairs::HalfSplit,
+        Precision::Exact => RopePairs::Interleaved,
+    };
+    let heads = Heads { dim: kv.key_dim, eps: 1e-6, pairs, angles };
     let _others: Vec<_> = (0..others).map(|i| ballast(b, FIRST_BLOCK << i)).collect();
     let mut state = SequenceState::new(0, &[Some(StateShape::Attention(kv))], b);
     let mut results = Vec::new();
@@ -55,6 +67,8 @@ fn attended<D: TestDevice>(kv: KvShape, precision: Precision, lens: &[usize], ot
             b.write(buf, &given[start * buf.width()..(start + len) * buf.width()]).unwrap();
         }
         let positions: Vec<u32> = (start..start + len).map(|position| position as u32).collect();
+        b.rope_angles(&rope, &positions, angles).unwrap();
+        b.norm_and_rotate([(q, norm), (k, norm)], &heads).unwrap();
         let tokens = vec![TokenId(0); len];
         let attention = Attention { layer: LayerIdx(0), q, k, v, out, scale: 0.2, sinks: None };
         let mut sequences = [Sequence { state: &mut state, rows: 0..len }];
