@@ -252,7 +252,15 @@ impl GpuExperts {
         self.lists = Some(memory);
         let [tokens, places] = [0, list].map(|start| whole.part(start, pairs as u64 * 4));
         let tiles = whole.part(2 * list, (count * TILE * 4) as u64);
-        let args = Args::new().int(pairs).int(chosen.top_k).int(0).int(size).int(count).flag(true).flag(false).float(0.0);
+        let args = Args::new()
+            .int(pairs)
+            .int(chosen.top_k)
+            .int(0)
+            .int(size)
+            .int(count)
+            .flag(true)
+            .flag(false)
+            .float(0.0);
         let name = Name::new(File::Mixing, "sort").with("EXPERTS", chosen.count as u32);
         let lists = [&tokens, &places, &tiles].map(|span| Bound::from(span.clone()));
         let [of_tokens, of_places, of_tiles] = lists;

@@ -75,7 +75,8 @@ pub struct Layer {
 impl Layer {
     fn new(backend: &mut GpuBackend, layer: &ExpertLayer, start: u64) -> Result<Layer> {
         let parts = Part::of_block(backend, layer, &layer.parts)?;
-        let adjugate = layer.adjugate.as_ref().map(|parts| Part::of_block(backend, layer, parts)).transpose()?;
+        let adjugate =
+            layer.adjugate.as_ref().map(|parts| Part::of_block(backend, layer, parts)).transpose()?;
         let count = layer.experts.len();
         let words = [NOWHERE].repeat(count * ENTRY);
         Ok(Layer { parts, adjugate, count, words, start, arrivals: None })
