@@ -51,12 +51,6 @@ impl Adopted {
         let start = (start - part.addresses.start) as u64;
         Some(Span { buffer: part.buffer.clone(), start, bytes: bytes.len() as u64 })
     }
-
-    /// The buffers of all parts, in the order of their adoption, each with its number.
-    pub fn buffers(&self) -> Vec<(u64, Span)> {
-        let whole = |part: &Part| Span { buffer: part.buffer.clone(), start: 0, bytes: part.buffer.size() };
-        self.lock().iter().map(|part| (part.number, whole(part))).collect()
-    }
 }
 
 /// Keeps memory adopted while it lives.

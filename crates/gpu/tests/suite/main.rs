@@ -5,6 +5,7 @@
 mod common;
 
 mod bits;
+mod unified;
 
 mod best {
     forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures, golden, conversations, batches);
