@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use forebay_cuda::Cuda;
+use forebay_devices::Gpu;
 use forebay_engine::internals::experts::Device;
 use forebay_engine::internals::experts::IoMethod;
 use forebay_engine::internals::experts::policy::PolicyKind;
@@ -136,7 +136,7 @@ impl LoadArgs {
     }
 
     /// The GPU that would compute, if one would.
-    pub fn device(&self) -> Result<Option<Cuda>> {
+    pub fn device(&self) -> Result<Option<Gpu>> {
         self.compute.device()
     }
 }
@@ -199,7 +199,7 @@ impl ComputeArgs {
     }
 
     /// As [`load`](Self::load), and tells the GPU that has it, if one does.
-    pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Arc<Cuda>>)> {
+    pub fn load_on(&self, path: &Path, context: Option<usize>) -> Result<(Engine, Option<Gpu>)> {
         let why = |text: String| eprintln!("{}", in_flags(&text));
         let open = |device| self.open(path, context, device);
         let (engine, gpu) = self.device.choice().load(self.device.vram, why, open)?;
@@ -229,7 +229,7 @@ impl ComputeArgs {
     }
 
     /// The GPU that would compute, if one would.
-    pub fn device(&self) -> Result<Option<Cuda>> {
+    pub fn device(&self) -> Result<Option<Gpu>> {
         self.device.open()
     }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValue, TypedValueParser};
-use forebay_cuda::{Cuda, DeviceChoice};
+use forebay_devices::{DeviceChoice, Gpu};
 use forebay_engine::Error;
 
 use crate::errors::in_flags;
@@ -53,6 +53,8 @@ impl TypedValueParser for DeviceParser {
             ),
             ("cpu", "The CPU"),
             ("cuda:0", "The first NVIDIA GPU, or an error; cuda:1 is the second, and so on"),
+            ("metal", "The GPU of a Mac, or an error"),
+            ("vulkan:0", "The first GPU that Vulkan finds, or an error; vulkan:1 is the second, and so on"),
         ];
         Some(Box::new(values.into_iter().map(|(name, help)| PossibleValue::new(name).help(help))))
     }
@@ -65,7 +67,7 @@ impl DeviceArgs {
     }
 
     /// The GPU to compute on; `None` for the CPU.
-    pub fn open(&self) -> Result<Option<Cuda>> {
+    pub fn open(&self) -> Result<Option<Gpu>> {
         Ok(self.device.open(self.vram, |why| eprintln!("{}", in_flags(&why)))?)
     }
 

@@ -62,6 +62,7 @@ fn families() -> String {
         let reference = match arch.reference {
             Reference::Transformers => "transformers",
             Reference::Formulas => "own reference, llama.cpp",
+            Reference::FormulasOnly => "own reference",
         };
         let (name, models, gguf) = (arch.name, arch.models, arch.gguf);
         text.push_str(&format!("| {name} | {models} | `{gguf}` | {mlx} | {reference} |\n"));

@@ -61,7 +61,10 @@ impl Measured {
             None => None,
         };
         bar.say("the memory bandwidth".into());
-        let memory = memory_speed(threads(options))?;
+        let memory = match options.device.as_deref().filter(|device| device.shares_memory()) {
+            Some(device) => device.memory_speed()?,
+            None => memory_speed(threads(options))?,
+        };
         bar.say("the speed of matrix products with weights of the model's types".into());
         Ok(Measured { memory, drive, compute: prospect.compute_time(options)?, load })
     }

@@ -249,8 +249,9 @@ __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ inline float silu(float x) { return x * sigmoid(x); }
 __device__ inline float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-// How a feed-forward block combines its gate and up. The order is that of `put_activation` in products.rs.
-enum ActivationKind { SWIGLU, CLAMPED, CLIPPED_BEFORE, CLIPPED_AFTER, GEGLU, REGLU };
+// How a feed-forward block combines its gate and up, or what it does with up if it has no gate; then that is `gate`
+// here. The order is that of `put_activation` in products.rs.
+enum ActivationKind { SWIGLU, CLAMPED, CLIPPED_BEFORE, CLIPPED_AFTER, GEGLU, REGLU, RELU_SQUARED };
 
 struct Activation {
     u32 kind;
@@ -269,6 +270,7 @@ __device__ inline float activate(float gate, float up, const Activation& a) {
     if (a.kind == SWIGLU) return silu(gate) * up;
     if (a.kind == GEGLU) return gelu(gate) * up;
     if (a.kind == REGLU) return (gate < 0 ? 0 : gate) * up;
+    if (a.kind == RELU_SQUARED) return gate < 0 ? 0 : gate * gate;
     up = within(up, a.limit);
     if (a.kind == CLIPPED_AFTER) return at_most(silu(gate), a.limit) * up;
     gate = at_most(gate, a.limit);

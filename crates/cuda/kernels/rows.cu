@@ -173,6 +173,26 @@ extern "C" __global__ void activate_rows(const ActivateRowsArgs a) {
     }
 }
 
+struct AddRowsArgs {
+    float* x; // [rows, width]
+    const float* y;
+    u32 width;
+    float factor;
+    const u32* experts; // of each row
+    const u64* slots;   // [experts] the address of each expert's slot, 0 if it has none
+};
+
+// x += factor * y, in the rows whose expert has a slot; one block per row.
+extern "C" __global__ void add_rows(const AddRowsArgs a) {
+    await_previous();
+    u64 row = blockIdx.x;
+    if (!a.slots[a.experts[row]]) return;
+    for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) {
+        u64 at = row * a.width + i;
+        a.x[at] = fmaf(a.factor, a.y[at], a.x[at]);
+    }
+}
+
 struct AnglesArgs {
     const float* frequencies;
     const float* divisors; // or null

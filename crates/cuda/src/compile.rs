@@ -76,7 +76,7 @@ kernels! {
     "gemm": halve, gemm_8, gemm_32, gemm_64, gemm_split_8, gemm_split_32, gemm_split_64;
     "few": few_8, few_16, few_shared_8, few_shared_16, few_gate_up;
     "one": gate_up_one, product_one;
-    "rows": rms_norm, layer_norm, add, add_bias, scale, gate, activate_all, activate_rows, softcap, weigh_by_best,
+    "rows": rms_norm, layer_norm, add, add_bias, scale, gate, activate_all, activate_rows, add_rows, softcap, weigh_by_best,
         rope_angles, rope, norm_and_rotate, ungroup, pick, copy;
     "routing": route, norm_and_route, norm_and_route_rows, sort, combine;
     "attention": append, attend_halves, attend_singles, merge;

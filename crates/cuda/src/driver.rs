@@ -25,8 +25,6 @@ pub struct Gpu {
     /// A stream on which graphs are recorded and nothing runs. Otherwise work of other threads would become part of a
     /// graph.
     recording: sys::CUstream,
-    /// Its number.
-    pub ordinal: usize,
     /// Its product name.
     pub name: String,
     /// Compute capability, major and minor.
@@ -218,7 +216,6 @@ impl Gpu {
             stream,
             copies,
             recording,
-            ordinal,
             name: result::device::get_name(device).map_err(open)?,
             capability: capability(device).map_err(open)?,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,

@@ -5,7 +5,6 @@
 //! others are uploaded from RAM.
 
 mod backend;
-mod choice;
 mod compile;
 mod driver;
 mod executor;
@@ -23,7 +22,6 @@ use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
 use forebay_engine::{Error, Result};
 
-pub use choice::DeviceChoice;
 pub use compile::compiler_is_there;
 pub use driver::{Found, find};
 
@@ -64,29 +62,6 @@ impl Cuda {
         Ok(Cuda(Gpu::open(ordinal, memory)?))
     }
 
-    /// Measures the bytes per second that a copy within its memory reads and writes.
-    ///
-    /// # Errors
-    /// If there is not enough GPU memory.
-    pub fn memory_speed(&self) -> Result<f64> {
-        let both = self.moment(2)?;
-        let half = both.bytes() / 2;
-        let speed = self.time(|| self.0.copy(both.address(), both.address() + half as u64, half))?;
-        Ok(2.0 * half as f64 * speed)
-    }
-
-    /// Measures the bytes per second of copies from pinned memory.
-    ///
-    /// # Errors
-    /// If there is not enough memory.
-    pub fn link_speed(&self) -> Result<f64> {
-        // The size of a few experts, because it is measured while all other memory is in use.
-        let there = self.0.allocate(16 << 20, "a speed measurement")?;
-        let mut here = Pinned::new(&self.0, there.bytes())?;
-        let speed = self.time(|| self.0.send(there.address(), here.bytes()))?;
-        Ok(there.bytes() as f64 * speed)
-    }
-
     /// Memory for a measurement, in this many parts: larger than caches, if possible.
     fn moment(&self, parts: usize) -> Result<Memory> {
         let allocate = |bytes: usize| self.0.allocate(parts * bytes, "a speed measurement");
@@ -107,11 +82,6 @@ impl Cuda {
     /// Bytes in use of the [memory limit](Device::memory), by purpose.
     pub fn used(&self) -> Vec<(&'static str, u64)> {
         self.0.used()
-    }
-
-    /// Its number.
-    pub fn ordinal(&self) -> usize {
-        self.0.ordinal
     }
 
     /// Its product name.
@@ -141,8 +111,19 @@ impl Device for Cuda {
         CHUNK
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        let both = self.moment(2)?;
+        let half = both.bytes() / 2;
+        let speed = self.time(|| self.0.copy(both.address(), both.address() + half as u64, half))?;
+        Ok(2.0 * half as f64 * speed)
+    }
+
     fn link_speed(&self) -> Result<f64> {
-        Cuda::link_speed(self)
+        // The size of a few experts, because it is measured while all other memory is in use.
+        let there = self.0.allocate(16 << 20, "a speed measurement")?;
+        let mut here = Pinned::new(&self.0, there.bytes())?;
+        let speed = self.time(|| self.0.send(there.address(), here.bytes()))?;
+        Ok(there.bytes() as f64 * speed)
     }
 
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {

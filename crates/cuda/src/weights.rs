@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_engine::internals::backend::HostMatrix;
+use forebay_engine::internals::backend::{HostMatrix, Parts};
 use forebay_engine::internals::experts::{ExpertLayer, PartShape, RowPick};
 use forebay_engine::{Error, Result};
 use forebay_kernels::{Affine, DType, Encoding, MatRef, Tiles};
@@ -414,9 +414,11 @@ pub struct PlaneSource {
 
 /// The experts of a layer: their matrices, and how they are arranged in slots.
 pub struct LayerExperts {
-    /// Gate, up and down.
-    pub parts: [DeviceMatrix; 3],
-    /// The planes of all three.
+    /// The matrices of an expert's block.
+    pub parts: Parts<DeviceMatrix>,
+    /// Those of its adjugate expert, if it has one.
+    pub adjugate: Option<Parts<DeviceMatrix>>,
+    /// The planes of all.
     pub planes: Vec<PlaneSource>,
     /// Bytes of a slot.
     pub slot_bytes: usize,
@@ -447,14 +449,26 @@ impl LayerExperts {
             }
             Ok::<_, Error>(there)
         };
-        let [gate, up, down] = &layer.parts;
-        let parts = [part(gate)?, part(up)?, part(down)?];
-        Ok(LayerExperts { parts, planes, slot_bytes, count: layer.experts.len() })
+        let mut block = |Parts { gate, up, down }: &Parts<PartShape>| {
+            let gate = gate.as_ref().map(&mut part).transpose()?;
+            Ok::<_, Error>(Parts { gate, up: part(up)?, down: part(down)? })
+        };
+        let parts = block(&layer.parts)?;
+        let adjugate = layer.adjugate.as_ref().map(block).transpose()?;
+        Ok(LayerExperts { parts, adjugate, planes, slot_bytes, count: layer.experts.len() })
+    }
+
+    /// All matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &DeviceMatrix> {
+        self.parts.iter().chain(self.adjugate.iter().flat_map(Parts::iter))
     }
 
     /// Sets the table in which kernels look up the experts' slots.
     pub fn look_in(&mut self, table: Address) {
-        self.parts.iter_mut().for_each(|part| part.slots = table);
+        for Parts { gate, up, down } in [Some(&mut self.parts), self.adjugate.as_mut()].into_iter().flatten()
+        {
+            gate.iter_mut().chain([up, down]).for_each(|part| part.slots = table);
+        }
     }
 }
 
@@ -534,7 +548,7 @@ mod tests {
     /// A layer with one expert. Gate and up have these rows and columns, and down has them swapped.
     fn layer(encoding: Encoding, rows: usize, cols: usize) -> ExpertLayer {
         let mut ranges = Vec::new();
-        let parts = [(rows, cols), (rows, cols), (cols, rows)].map(|(rows, cols)| {
+        let [gate, up, down] = [(rows, cols), (rows, cols), (cols, rows)].map(|(rows, cols)| {
             let planes = encoding.plane_bytes(rows, cols).unwrap().map(|len| {
                 (len > 0).then(|| {
                     ranges.push(ByteRange { file: FileIdx(0), offset: 0, len });
@@ -543,7 +557,8 @@ mod tests {
             });
             PartShape { encoding, rows, cols, planes, pick: RowPick::ALL }
         });
-        ExpertLayer { parts, experts: vec![ranges.into()], used: 1 }
+        let parts = Parts { gate: Some(gate), up, down };
+        ExpertLayer { parts, adjugate: None, experts: vec![ranges.into()], used: 1 }
     }
 
     #[test]
@@ -578,7 +593,7 @@ mod tests {
     fn rows_that_tiles_have_no_equal_number_of_are_refused() {
         let tiles = Encoding::Tiles(Tiles { rows: 127, cols: 128, scales: DType::F32 });
         let mut layer = layer(tiles, 256, 256);
-        layer.parts[0].pick = RowPick { first: 0, step: 2, of: 2 };
+        layer.parts.up.pick = RowPick { first: 0, step: 2, of: 2 };
         let refused = LayerExperts::new(&layer).err().expect("it is refused");
         assert!(refused.to_string().contains("F8_E4M3"), "{refused}");
     }

@@ -75,6 +75,9 @@ macro_rules! operations {
             every_order_of_sums_norms_and_products_is_computed
             convolutions_go_on_where_they_ended
             attention_of_every_shape_is_the_processors
+            attention_to_latents_is_the_processors
+            attention_over_many_positions_is_the_processors
+            the_delta_rule_is_the_processors
         }
     };
 }
@@ -86,6 +89,7 @@ macro_rules! mixtures {
         $crate::tests! { run mixtures $device:
             every_activation_is_computed_by_every_kernel
             routers_may_read_something_else_or_have_read_it_before
+            adjugate_experts_add_to_each_expert_of_their_group
         }
     };
 }

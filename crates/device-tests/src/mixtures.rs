@@ -1,13 +1,13 @@
-//! Compares mixtures on the GPU with the CPU's: every activation in every kernel that computes one, and routers that
-//! read something else than the experts.
+//! Compares mixtures on the GPU with the CPU's: every activation in every kernel that computes one, adjugate experts,
+//! and routers that read something else than the experts.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use forebay_engine::internals::backend::{
-    Activation, Buf, BufShape, CpuBackend, ExpertBuffers, Experts, Matrix, Precision, Router, RouterWeights,
-    Scores, Vector, Weight,
+    Activation, Buf, BufShape, CpuBackend, ExpertBlock, Experts, Matrix, Parts, Precision, Router,
+    RouterWeights, Scores, Vector, Weight,
 };
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{
@@ -25,6 +25,10 @@ use crate::kernels::matrix;
 const WIDTH: usize = 256;
 const EXPERTS: usize = 6;
 const TOP_K: usize = 2;
+/// The experts that share an adjugate expert, and its inner channels.
+const GROUP: usize = 3;
+const SMALL: usize = 64;
+const FACTOR: f32 = 0.5;
 const MOST_ROWS: usize = 40;
 
 /// The experts of a file with one layer.
@@ -32,8 +36,11 @@ struct Drive(Vec<u8>);
 
 impl ByteSource for Drive {
     fn read_at(&self, _: FileIdx, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        buffer.copy_from_slice(&self.0[offset as usize..][..buffer.len()]);
-        Ok(buffer.len())
+        // Whole blocks are read, also at the end.
+        let rest = &self.0[offset as usize..];
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
     }
 
     fn path(&self, _: FileIdx) -> &Path {
@@ -51,27 +58,42 @@ struct Case {
     resident: bool,
     /// Whether the router's logits are computed before, and its weights multiply the experts' input.
     early: bool,
+    /// The type of adjugate experts' matrices, if there are any.
+    adjugate: Option<DType>,
 }
 
-/// The experts of one layer, whose matrices are all square.
+impl Case {
+    /// Something for each matrix of a block with these inner channels, from its rows and columns.
+    fn block<T>(&self, inner: usize, mut make: impl FnMut(usize, usize) -> T) -> Parts<T> {
+        let gate = self.activation.is_gated().then(|| make(inner, WIDTH));
+        Parts { gate, up: make(inner, WIDTH), down: make(WIDTH, inner) }
+    }
+}
+
+/// The experts of one layer, whose own matrices are all square.
 fn store(case: &Case, classes: &mut Option<SlotClasses>) -> Arc<ExpertStore> {
-    let encoding = Encoding::Blocks(case.dtype);
-    let parts = (0..3 * EXPERTS).map(|i| matrix(encoding, WIDTH, WIDTH, i as u64).planes[0].to_vec());
-    let parts: Vec<Vec<u8>> = parts.collect();
-    let bytes = parts[0].len();
-    let part = |part| PartShape {
-        encoding,
-        rows: WIDTH,
-        cols: WIDTH,
-        planes: [Some(part), None, None],
-        pick: RowPick::ALL,
+    let mut bytes = Vec::new();
+    let mut ranges = vec![Vec::new(); EXPERTS];
+    let mut block = |dtype: DType, inner: usize, sharing: usize| {
+        case.block(inner, |rows, cols| {
+            let encoding = Encoding::Blocks(dtype);
+            for (e, ranges) in ranges.iter_mut().enumerate() {
+                if e % sharing == 0 {
+                    let seed = bytes.len() as u64;
+                    let stored = matrix(encoding, rows, cols, seed).planes[0].to_vec();
+                    bytes.push(stored);
+                }
+                let offset = bytes[..bytes.len() - 1].iter().map(Vec::len).sum::<usize>() as u64;
+                ranges.push(ByteRange { file: FileIdx(0), offset, len: bytes[bytes.len() - 1].len() });
+            }
+            let plane = ranges[0].len() - 1;
+            PartShape { encoding, rows, cols, planes: [Some(plane), None, None], pick: RowPick::ALL }
+        })
     };
-    let range = |i: usize| ByteRange { file: FileIdx(0), offset: (i * bytes) as u64, len: bytes };
-    let layers = vec![Some(ExpertLayer {
-        parts: [0, 1, 2].map(part),
-        experts: (0..EXPERTS).map(|e| [0, 1, 2].map(|part| range(3 * e + part)).into()).collect(),
-        used: TOP_K,
-    })];
+    let parts = block(case.dtype, WIDTH, 1);
+    let adjugate = case.adjugate.map(|dtype| block(dtype, SMALL, GROUP));
+    let experts = ranges.into_iter().map(Into::into).collect();
+    let layers = vec![Some(ExpertLayer { parts, adjugate, experts, used: TOP_K })];
     let classes = classes.insert(SlotClasses::new(&layers));
     let options = StoreOptions {
         slots: vec![EXPERTS],
@@ -79,12 +101,13 @@ fn store(case: &Case, classes: &mut Option<SlotClasses>) -> Arc<ExpertStore> {
         policy: PolicyKind::default(),
         patience: StoreOptions::PATIENCE,
     };
-    let drive = Arc::new(Drive(parts.concat()));
+    let drive = Arc::new(Drive(bytes.concat()));
     Arc::new(ExpertStore::over(drive, layers, classes, &options).unwrap())
 }
 
-/// The input, what the router reads, the weighed input, three buffers of experts, logits, and the sum.
-const WIDTHS: [usize; 8] = [WIDTH, WIDTH, WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, EXPERTS, WIDTH];
+/// The input, what the router reads, the weighed input, four buffers of experts, logits, and the sum.
+const WIDTHS: [usize; 9] =
+    [WIDTH, WIDTH, WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, TOP_K * WIDTH, EXPERTS, WIDTH];
 
 fn load(builder: &mut dyn ExecutorBuilder) {
     let floats = Encoding::Blocks(DType::F32);
@@ -96,7 +119,16 @@ fn load(builder: &mut dyn ExecutorBuilder) {
 
 /// The mixture of some rows.
 fn mixed(executor: &mut dyn ExpertExecutor, case: &Case, rows: usize) -> Vec<f32> {
-    let [x, input, weighed, gate, up, each, logits, out] = std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
+    let [x, input, weighed, inner, up, each, small, logits, out] =
+        std::array::from_fn(|i| Buf::nth(i, WIDTHS[i]));
+    let block = |width: usize, out: Buf| ExpertBlock {
+        activation: case.activation,
+        inner: inner.narrow(TOP_K * width),
+        up: case.activation.is_gated().then(|| up.narrow(TOP_K * width)),
+        out,
+        biases: None,
+        scales: Parts::default(),
+    };
     let router = Router {
         experts: EXPERTS,
         top_k: TOP_K,
@@ -127,10 +159,9 @@ fn mixed(executor: &mut dyn ExpertExecutor, case: &Case, rows: usize) -> Vec<f32
         ready: case.early,
         experts: Experts {
             layer: LayerIdx(0),
-            buffers: ExpertBuffers { x: if case.early { weighed } else { x }, gate, up, out: each },
-            activation: case.activation,
-            biases: None,
-            scales: [None; 3],
+            x: if case.early { weighed } else { x },
+            block: block(WIDTH, each),
+            adjugate: case.adjugate.map(|_| (block(SMALL, small), FACTOR)),
         },
         out,
         observer: None,
@@ -178,13 +209,14 @@ fn assert_equal<D: TestDevice>(case: &Case) {
     }
 }
 
-const ACTIVATIONS: [Activation; 6] = [
+const ACTIVATIONS: [Activation; 7] = [
     Activation::SwiGlu,
     Activation::Clamped { alpha: 1.702, limit: 2.0 },
     Activation::ClippedBefore(2.0),
     Activation::ClippedAfter(1.5),
     Activation::GeGlu,
     Activation::ReGlu,
+    Activation::ReluSquared,
 ];
 
 pub fn every_activation_is_computed_by_every_kernel<D: TestDevice>() {
@@ -195,7 +227,14 @@ pub fn every_activation_is_computed_by_every_kernel<D: TestDevice>() {
         (DType::Q8_0, Precision::Exact),
     ] {
         for activation in ACTIVATIONS {
-            assert_equal::<D>(&Case { dtype, activation, precision, resident: true, early: false });
+            assert_equal::<D>(&Case {
+                dtype,
+                activation,
+                precision,
+                resident: true,
+                early: false,
+                adjugate: None,
+            });
         }
     }
 }
@@ -205,7 +244,26 @@ pub fn routers_may_read_something_else_or_have_read_it_before<D: TestDevice>() {
     for resident in [false, true] {
         for early in [false, true] {
             for precision in [Precision::Fast, Precision::Exact] {
-                assert_equal::<D>(&Case { dtype: DType::Q8_0, activation, precision, resident, early });
+                let dtype = DType::Q8_0;
+                assert_equal::<D>(&Case { dtype, activation, precision, resident, early, adjugate: None });
+            }
+        }
+    }
+}
+
+pub fn adjugate_experts_add_to_each_expert_of_their_group<D: TestDevice>() {
+    for (dtype, small) in [
+        (DType::Q4_K, DType::Q8_0),
+        (DType::Q8_0, DType::F32),
+        (DType::F32, DType::Q8_0),
+        (DType::F32, DType::F32),
+    ] {
+        for (activation, precision) in
+            [(Activation::SwiGlu, Precision::Fast), (Activation::ReluSquared, Precision::Exact)]
+        {
+            for resident in [false, true] {
+                let adjugate = Some(small);
+                assert_equal::<D>(&Case { dtype, activation, precision, resident, early: false, adjugate });
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Compares the GPU's operations with the CPU's: each alone, in unusual orders, and attention of every shape.
 
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, CpuBackend, Gate, HeadMatrices, Heads,
-    KvShape, Matrix, Precision, Rope, RopePairs, Sequence, SequenceState, StateShape, Vector, Weight, Window,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, CpuBackend, DeltaRule, DeltaShape,
+    Gate, HeadMatrices, HeadOrder, Heads, KvShape, Matrix, Precision, Rope, RopePairs, Sequence,
+    SequenceState, StateShape, Vector, Weight, Window,
 };
 use forebay_engine::internals::experts::Device;
 use forebay_engine::{LayerIdx, TokenId};
@@ -69,8 +70,9 @@ pub fn operations_on_rows_are_the_processors<D: TestDevice>() {
             Activation::GeGlu,
             Activation::ReGlu,
         ] {
-            each(&|b| b.activate(x, y, activation).unwrap());
+            each(&|b| b.activate(x, Some(y), activation).unwrap());
         }
+        each(&|b| b.activate(x, None, Activation::ReluSquared).unwrap());
         for function in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
             for gate in [y, some, one] {
                 each(&|b| b.gate(x, gate, function).unwrap());
@@ -229,8 +231,14 @@ struct Case {
     before: Before,
 }
 
-/// Attention of two conversations: their prompts together, two more tokens of one, then one token of each, twice.
-fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
+/// The tokens of two conversations in each batch: their prompts together, two more of one, then one of each, twice.
+const SHORT: &[&[usize]] = &[&[75, 21], &[2], &[1, 1], &[1, 1]];
+
+/// Conversations that are so long that positions may be split.
+const LONG: &[&[usize]] = &[&[290, 7], &[280, 1], &[1, 1], &[3, 1]];
+
+/// Attention of two conversations.
+fn attended(b: &mut dyn Backend, case: &Case, batches: &[&[usize]]) -> Vec<Vec<f32>> {
     let Case { heads, kv, sinks, before } = *case;
     let [q, k, v, out] = widths(case).map(|(i, width)| Buf::nth(i, width));
     let (angles, factors) = (Buf::nth(4, ROTATED), Buf::nth(5, 1));
@@ -239,10 +247,14 @@ fn attended(b: &mut dyn Backend, case: &Case) -> Vec<Vec<f32>> {
     b.load(Weight::Vector(numbers(kv.value_dim, 3))).unwrap();
     let [norm, value_norm] = [1, 2].map(Vector::nth);
     let rope = Rope { frequencies: numbers(ROTATED / 2, 4), divisors: None, scale: 1.1 };
-    let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs: RopePairs::HalfSplit, angles };
-    let mut states = [0, 1].map(|_| SequenceState::new(0, &[StateShape::Attention(kv)], b));
+    let pairs = match before {
+        Before::RotationAndTemperature => RopePairs::Interleaved,
+        _ => RopePairs::HalfSplit,
+    };
+    let heads_of = Heads { dim: kv.key_dim, eps: 1e-6, pairs, angles };
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(StateShape::Attention(kv))], b));
     let mut results = Vec::new();
-    for (batch, lens) in [&[75usize, 21][..], &[2], &[1, 1], &[1, 1]].into_iter().enumerate() {
+    for (batch, &lens) in batches.iter().enumerate() {
         let rows: usize = lens.iter().sum();
         let mut positions = Vec::new();
         let mut first = 0;
@@ -306,31 +318,15 @@ pub fn convolutions_go_on_where_they_ended<D: TestDevice>() {
         compare::<D>("convolution", Precision::Fast, &shapes, 1e-6, |b| {
             b.load(Weight::Vector(numbers(kernel * CHANNELS, 1))).unwrap();
             let shape = StateShape::Recurrent((kernel - 1) * CHANNELS);
-            let mut states = [0, 1].map(|_| SequenceState::new(0, &[shape], b));
+            let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(shape)], b));
             let mut results = Vec::new();
             for (batch, lens) in [[1usize, 9], [1, 1], [7, 2], [2, 1]].into_iter().enumerate() {
                 let rows = lens[0] + lens[1];
-                let [first, second] = &mut states;
-                let mut sequences = [
-                    Sequence { state: first, rows: 0..lens[0] },
-                    Sequence { state: second, rows: lens[0]..rows },
-                ];
                 b.begin(rows);
                 b.write(x, &numbers(rows * CHANNELS, 10 + batch as u64)).unwrap();
                 let convolution = Convolution { layer: LayerIdx(0), x, out, filters: Vector::nth(0), kernel };
-                let tokens = vec![TokenId(0); rows];
-                let positions: Vec<u32> = sequences
-                    .iter()
-                    .flat_map(|s| s.state.len()..s.state.len() + s.rows.len())
-                    .map(|position| position as u32)
-                    .collect();
-                let (tokens, positions) = (&tokens[..], &positions[..]);
-                let mut batch = Batch { tokens, positions, stream: None, sequences: &mut sequences };
-                b.convolve(&convolution, &mut batch).unwrap();
+                in_batch(&mut states, lens, |batch| b.convolve(&convolution, batch).unwrap());
                 results.push(read(b, rows, out));
-                for (state, len) in states.iter_mut().zip(lens) {
-                    state.settle(state.len() + len);
-                }
             }
             results
         });
@@ -338,11 +334,10 @@ pub fn convolutions_go_on_where_they_ended<D: TestDevice>() {
 }
 
 const ROTATED: usize = 16;
-const MOST_ROWS: usize = 96;
 
 fn widths(case: &Case) -> [(usize, usize); 4] {
     let KvShape { heads, key_dim, value_dim, .. } = case.kv;
-    [case.heads * key_dim, heads * key_dim, heads * value_dim, case.heads * value_dim]
+    [case.heads * key_dim, heads * case.kv.own_key_dim(), heads * value_dim, case.heads * value_dim]
         .into_iter()
         .enumerate()
         .collect::<Vec<_>>()
@@ -366,13 +361,106 @@ pub fn attention_of_every_shape_is_the_processors<D: TestDevice>() {
         case(5, kv(1, 72, 40, Some(Chunk(10))), false, RotationAndTemperature),
         case(12, kv(1, 128, 128, Some(Last(33))), true, RotationAndTemperature),
     ];
-    for (i, case) in cases.iter().enumerate() {
-        let shape = |(_, width)| BufShape { rows: MOST_ROWS, width };
-        let more = [ROTATED, 1].map(|width| BufShape { rows: MOST_ROWS, width });
-        let shapes: Vec<BufShape> = widths(case).map(shape).into_iter().chain(more).collect();
-        let what = format!("case {i}: {:?}, {:?}", case.kv, case.before);
-        for (precision, tolerance) in [(Precision::Fast, 2e-3), (Precision::Exact, 1e-5)] {
-            compare::<D>(&what, precision, &shapes, tolerance, |b| attended(b, case));
+    cases.iter().for_each(|case| compare_attention::<D>(case, SHORT));
+}
+
+/// Values that are the last channels of their keys.
+pub fn attention_to_latents_is_the_processors<D: TestDevice>() {
+    let latents = |heads, key_dim, value_dim| Case {
+        heads,
+        kv: KvShape { heads: 1, key_dim, value_dim, window: None, latent: true },
+        sinks: false,
+        before: Before::Nothing,
+    };
+    compare_attention::<D>(&latents(5, 576, 512), SHORT);
+    compare_attention::<D>(&latents(20, 80, 64), SHORT);
+    compare_attention::<D>(&latents(3, 48, 32), LONG);
+}
+
+pub fn attention_over_many_positions_is_the_processors<D: TestDevice>() {
+    let case = |heads, window, sinks| Case {
+        heads,
+        kv: KvShape { heads: 2, key_dim: 32, value_dim: 32, window, latent: false },
+        sinks,
+        before: Before::NormAndRotation,
+    };
+    compare_attention::<D>(&case(4, None, true), LONG);
+    compare_attention::<D>(&case(2, Some(Window::Last(300)), false), LONG);
+    compare_attention::<D>(&case(6, Some(Window::Chunk(400)), true), LONG);
+}
+
+fn compare_attention<D: TestDevice>(case: &Case, batches: &[&[usize]]) {
+    let rows = batches.iter().map(|lens| lens.iter().sum()).max().unwrap_or(0);
+    let shape = |width| BufShape { rows, width };
+    let widths = widths(case).map(|(_, width)| width).into_iter().chain([ROTATED, 1]);
+    let shapes: Vec<BufShape> = widths.map(shape).collect();
+    let what = format!("{} heads, {:?}, {:?}", case.heads, case.kv, case.before);
+    for (precision, tolerance) in [(Precision::Fast, 2e-3), (Precision::Exact, 1e-5)] {
+        compare::<D>(&what, precision, &shapes, tolerance, |b| attended(b, case, batches));
+    }
+}
+
+/// The tokens of two conversations in each batch.
+const STRETCHES: [[usize; 2]; 4] = [[1, 9], [1, 1], [70, 2], [2, 1]];
+
+/// Heads of every size and order, and prompts that are long enough for chunks.
+pub fn the_delta_rule_is_the_processors<D: TestDevice>() {
+    use HeadOrder::{Grouped, Interleaved};
+    for (key_heads, value_heads, [key_dim, value_dim], kernel, order) in
+        [(2, 4, [128, 128], 4, Grouped), (2, 6, [40, 72], 3, Interleaved), (1, 1, [6, 20], 2, Grouped)]
+    {
+        let shape = DeltaShape { key_heads, value_heads, key_dim, value_dim, kernel, order };
+        let widths = [shape.channels(), shape.channels(), value_heads, value_heads, value_heads * value_dim];
+        let shapes = widths.map(|width| BufShape { rows: 72, width });
+        for precision in [Precision::Fast, Precision::Exact] {
+            compare::<D>(&format!("{shape:?}"), precision, &shapes, D::RECURRENCE, |b| {
+                recurred(b, shape, &shapes)
+            });
         }
+    }
+}
+
+/// The delta rule for two conversations.
+fn recurred(b: &mut dyn Backend, shape: DeltaShape, shapes: &[BufShape; 5]) -> Vec<Vec<f32>> {
+    let [qkv, convolved, gate, strength, out] = std::array::from_fn(|i| Buf::nth(i, shapes[i].width));
+    let heads = shape.value_heads;
+    b.load(Weight::Vector(numbers(shape.kernel * shape.channels(), 1))).unwrap();
+    b.load(Weight::Vector(numbers(heads, 2).iter().map(|rate| -0.1 - rate.abs()).collect())).unwrap();
+    b.load(Weight::Vector(numbers(heads, 3))).unwrap();
+    let [filters, rates, biases] = [0, 1, 2].map(Vector::nth);
+    let kept = StateShape::Recurrent(shape.state_floats().unwrap());
+    let mut states = [0, 1].map(|_| SequenceState::new(0, &[Some(kept)], b));
+    let mut results = Vec::new();
+    for (batch, lens) in STRETCHES.into_iter().enumerate() {
+        let rows = lens[0] + lens[1];
+        b.begin(rows);
+        for buf in [qkv, gate, strength] {
+            let seed = (10 * batch + buf.index()) as u64;
+            b.write(buf, &numbers(rows * buf.width(), 100 + seed)).unwrap();
+        }
+        let layer = LayerIdx(0);
+        let (a, b_gate) = (gate, strength);
+        let rule = DeltaRule { layer, shape, qkv, convolved, a, b: b_gate, out, filters, rates, biases };
+        in_batch(&mut states, lens, |batch| b.delta_rule(&rule, batch).unwrap());
+        results.push(read(b, rows, out));
+    }
+    results
+}
+
+/// Computes so many tokens of two conversations.
+fn in_batch(states: &mut [SequenceState; 2], lens: [usize; 2], compute: impl FnOnce(&mut Batch<'_>)) {
+    let starts = states.each_ref().map(|state| state.len());
+    let positions: Vec<u32> =
+        starts.iter().zip(lens).flat_map(|(&start, len)| start..start + len).map(|at| at as u32).collect();
+    let tokens = vec![TokenId(0); positions.len()];
+    let [first, second] = states.each_mut();
+    let mut sequences = [
+        Sequence { state: first, rows: 0..lens[0] },
+        Sequence { state: second, rows: lens[0]..lens[0] + lens[1] },
+    ];
+    let (tokens, positions) = (&tokens[..], &positions[..]);
+    compute(&mut Batch { tokens, positions, stream: None, sequences: &mut sequences });
+    for (state, len) in states.iter_mut().zip(lens) {
+        state.settle(state.len() + len);
     }
 }

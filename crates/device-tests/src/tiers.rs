@@ -260,6 +260,10 @@ impl Device for Altered {
         self.device.chunk()
     }
 
+    fn memory_speed(&self) -> Result<f64, Error> {
+        self.device.memory_speed()
+    }
+
     fn link_speed(&self) -> Result<f64, Error> {
         self.link.map_or_else(|| self.device.link_speed(), Ok)
     }

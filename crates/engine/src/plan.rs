@@ -60,13 +60,28 @@ pub struct Wishes {
     pub device: Option<DeviceWishes>,
 }
 
+impl Wishes {
+    /// Tokens per chunk of a prompt, where that is not the budget's choice: on a device, the number of tokens that are computed
+    /// together may change bits.
+    fn fixed_chunk(&self, blueprint: &Blueprint) -> Option<usize> {
+        let of_device = |device: DeviceWishes| {
+            let mut chunk = device.chunk;
+            while chunk > LEAST_CHUNK && blueprint.scratch_bytes(chunk) > DEVICE_SCRATCH {
+                chunk /= 2;
+            }
+            chunk
+        };
+        self.chunk.or(self.device.map(of_device))
+    }
+}
+
 /// The memory of a device, and the chunks that suit it.
 ///
 /// They come from [`Options::device`](crate::Options::device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWishes {
-    /// The device's memory budget in bytes.
-    pub memory: u64,
+    /// The device's memory budget in bytes; `None` if it computes in the computer's memory.
+    pub memory: Option<u64>,
     /// The preferred number of tokens per chunk of a prompt.
     pub chunk: usize,
 }
@@ -106,14 +121,14 @@ impl DevicePlan {
         blueprint: &Blueprint,
         classes: &SlotClasses,
         wishes: &Wishes,
-        device: &DeviceWishes,
+        memory: u64,
         chunk: usize,
     ) -> DevicePlan {
         let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
         let (places, bytes) = classes.staging();
         let scratch = blueprint.scratch_bytes(chunk).saturating_add((places * bytes) as u64);
         DevicePlan {
-            budget: device.memory,
+            budget: memory,
             dense: blueprint.dense_bytes(),
             slot_bytes: 0,
             slots: Vec::new(),
@@ -259,9 +274,10 @@ impl Plan {
             (None, Some(available)) => machine.resident + available.saturating_sub(margin(available)),
             (None, None) => u64::MAX,
         };
-        if let Some(device) = wishes.device {
-            return Plan::for_device(blueprint, classes, wishes, machine, budget, device);
+        if let Some(memory) = wishes.device.and_then(|device| device.memory) {
+            return Plan::for_device(blueprint, classes, wishes, machine, budget, memory);
         }
+        let chunk = wishes.fixed_chunk(blueprint);
         let positions = (wishes.reserved as u64).next_multiple_of(PAGE);
         let mut plan = Plan {
             budget,
@@ -281,7 +297,7 @@ impl Plan {
         };
         let limit = plan.expert_limit(wishes);
         let everything = plan.experts <= limit && {
-            plan.choose_chunk(blueprint, wishes.chunk.unwrap_or(CHUNK));
+            plan.choose_chunk(blueprint, chunk.unwrap_or(CHUNK));
             plan.fixed().saturating_add(plan.experts) <= budget
         };
         let least = classes.bytes(&classes.least());
@@ -289,7 +305,7 @@ impl Plan {
             // Up to an eighth of the memory goes to scratch, of what the rest leaves.
             plan.scratch = 0;
             let most = budget.saturating_sub(plan.fixed()).saturating_sub(least).min(budget / 8);
-            let chunk = match wishes.chunk {
+            let chunk = match chunk {
                 Some(chunk) => chunk,
                 None => (0..)
                     .map(|halvings| STREAMED_CHUNK >> halvings)
@@ -317,7 +333,7 @@ impl Plan {
         wishes: &Wishes,
         machine: &Machine,
         budget: u64,
-        device: DeviceWishes,
+        memory: u64,
     ) -> Result<Plan> {
         let mut plan = Plan {
             budget,
@@ -335,14 +351,8 @@ impl Plan {
             reserved: wishes.reserved,
             device: None,
         };
-        // Not the budget's choice: there, the number of tokens that are computed together may change bits.
-        let mut chunk = wishes.chunk.unwrap_or(device.chunk);
-        while wishes.chunk.is_none() && chunk > LEAST_CHUNK && blueprint.scratch_bytes(chunk) > DEVICE_SCRATCH
-        {
-            chunk /= 2;
-        }
-        let chunk = chunk.min(wishes.context).max(1);
-        let mut on_device = DevicePlan::new(blueprint, classes, wishes, &device, chunk);
+        let chunk = wishes.fixed_chunk(blueprint).unwrap_or(CHUNK).min(wishes.context).max(1);
+        let mut on_device = DevicePlan::new(blueprint, classes, wishes, memory, chunk);
         plan.chunk = chunk;
         on_device.give_slots(classes, wishes.reserved)?;
         let least = classes.bytes(&classes.least());
@@ -512,7 +522,7 @@ impl Traffic {
             windows: 0,
             recurrent: 0,
         };
-        for shape in blueprint.model.state() {
+        for shape in blueprint.model.state().into_iter().flatten() {
             match shape {
                 StateShape::Attention(kv) => {
                     let position = position_bytes(&kv, precision);
@@ -560,7 +570,7 @@ fn conversation_bytes(blueprint: &Blueprint, precision: Precision, positions: u6
         // The last state and the one before.
         StateShape::Recurrent(floats) => (floats as u64).saturating_mul(4 * (MARKS as u64 + 2)),
     };
-    blueprint.model.state().into_iter().map(layer).fold(0, u64::saturating_add)
+    blueprint.model.state().into_iter().flatten().map(layer).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ fn activate(gate: f32, up: f32, a: Activation) -> f32 {
             return 0.5 * gate * (1.0 + bounded_tanh(inner)) * up;
         }
         case 5u: { return max(gate, 0.0) * up; }
+        case 6u: { return max(gate, 0.0) * max(gate, 0.0); }
         default: { return gate * sigmoid(gate) * up; }
     }
 }

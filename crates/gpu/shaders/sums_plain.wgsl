@@ -17,3 +17,15 @@ fn sum_threads(thread: u32, value: f32, count: u32) -> f32 {
     }
     return sum;
 }
+
+// The largest of the values of `count` consecutive threads, a power of two.
+fn max_threads(thread: u32, value: f32, count: u32) -> f32 {
+    var largest = value;
+    for (var step = 1u; step < count; step *= 2u) {
+        sums[thread] = largest;
+        workgroupBarrier();
+        largest = max(largest, sums[thread ^ step]);
+        workgroupBarrier();
+    }
+    return largest;
+}

@@ -19,3 +19,17 @@ fn sum_threads(thread: u32, value: f32, count: u32) -> f32 {
     }
     return sum;
 }
+
+// The largest of the values of `count` consecutive threads, a power of two.
+fn max_threads(thread: u32, value: f32, count: u32) -> f32 {
+    var largest = value;
+    var step = 1u;
+    for (; step < min(count, SUBGROUP); step *= 2u) { largest = max(largest, subgroupShuffleXor(largest, step)); }
+    for (; step < count; step *= 2u) {
+        sums[thread] = largest;
+        workgroupBarrier();
+        largest = max(largest, sums[thread ^ step]);
+        workgroupBarrier();
+    }
+    return largest;
+}

@@ -9,6 +9,8 @@ use wgpu::Features;
 
 use crate::adopt;
 use crate::find::{Api, Found};
+use crate::shaders::ARRAY;
+use crate::submissions::Commands;
 
 /// What kernels may use. Tests turn parts off, so that the variants for GPUs without them are tested, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl Variants {
 }
 
 /// Features for arrays of buffers.
-fn array_features() -> Features {
+pub fn array_features() -> Features {
     Features::BUFFER_BINDING_ARRAY
         | Features::STORAGE_RESOURCE_BINDING_ARRAY
         | Features::SAMPLED_TEXTURE_AND_STORAGE_BUFFER_ARRAY_NON_UNIFORM_INDEXING
@@ -70,8 +72,7 @@ pub struct Gpu {
     dropped: AtomicU64,
     failure: Arc<Mutex<Option<Failure>>>,
     pub adopted: adopt::Adopted,
-    /// Command buffers that are submitted with whatever is submitted next.
-    closed: Mutex<Vec<wgpu::CommandBuffer>>,
+    pub commands: Mutex<Commands>,
     pub counts: Counters,
 }
 
@@ -100,6 +101,16 @@ impl Counters {
     /// Counts a kernel.
     pub fn add_dispatch(&self) {
         self.add(0, 1);
+    }
+
+    /// Counts a submission.
+    pub fn add_submission(&self) {
+        self.add(1, 1);
+    }
+
+    /// Counts a time that the host waited.
+    pub fn add_wait(&self) {
+        self.add(2, 1);
     }
 
     /// Counts bytes of experts that are copied to the GPU.
@@ -165,7 +176,7 @@ impl Gpu {
             adopted: adopt::Adopted::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),
-            closed: Mutex::default(),
+            commands: Mutex::default(),
             counts: Counters::default(),
             device,
             queue,
@@ -254,6 +265,29 @@ impl Gpu {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The most bytes of a buffer that has experts' slots.
+    pub fn largest_arena(&self) -> usize {
+        /// Kernels count bytes with 32 bits.
+        const MOST: u64 = 1 << 31;
+        /// Room for the rest of the first and last page.
+        const PAGES: u64 = 1 << 16;
+        let limits = &self.limits;
+        let most = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST);
+        (most - PAGES) as usize
+    }
+
+    /// How many arenas of experts a kernel is bound to at a time.
+    pub fn window(&self) -> usize {
+        /// The most arenas without arrays of buffers: each is a branch.
+        const MOST: usize = 8;
+        /// Other buffers of these kernels.
+        const OTHERS: usize = 11;
+        match self.variants.arrays {
+            true => ARRAY as usize,
+            false => (self.limits.max_storage_buffers_per_shader_stage as usize - OTHERS).clamp(1, MOST),
+        }
+    }
+
     /// What the GPU has reported since this was last called.
     ///
     /// # Errors
@@ -268,43 +302,6 @@ impl Gpu {
             }
             Some(Failure::Lost(why)) => Err(Error::DeviceLost(format!("{} is lost: {why}", self.name()))),
         }
-    }
-
-    /// Submits a command buffer with whatever is submitted next.
-    pub fn submit_later(&self, commands: wgpu::CommandBuffer) {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(commands);
-    }
-
-    /// Submits all command buffers. Returns the submission, if there was any.
-    ///
-    /// # Errors
-    /// If the GPU failed before.
-    pub fn submit(&self) -> Result<Option<wgpu::SubmissionIndex>> {
-        let submission = self.submit_closed();
-        self.check()?;
-        Ok(submission)
-    }
-
-    /// Like [`submit`](Self::submit), but leaves errors to whoever asks next.
-    pub fn submit_closed(&self) -> Option<wgpu::SubmissionIndex> {
-        let closed = std::mem::take(&mut *self.closed.lock().unwrap_or_else(PoisonError::into_inner));
-        (!closed.is_empty()).then(|| {
-            self.counts.add(1, 1);
-            self.queue.submit(closed)
-        })
-    }
-
-    /// Waits until everything that was submitted has ended, or everything up to `submission`.
-    ///
-    /// # Errors
-    /// If the GPU failed.
-    pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<()> {
-        self.counts.add(2, 1);
-        let waited = self.device.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
-        self.check()?;
-        waited
-            .map(drop)
-            .map_err(|error| Error::DeviceLost(format!("{} does not answer: {error}", self.name())))
     }
 }
 

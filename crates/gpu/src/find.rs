@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_engine::{Error, Result};
+use forebay_engine::{Bytes, Error, Result};
 
 /// A programming interface of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +101,27 @@ impl Found {
     /// Whether its memory is the processor's.
     pub fn unified(&self) -> bool {
         self.kind() != Kind::Discrete
+    }
+
+    /// What it has of what kernels can use, each with a value.
+    pub fn abilities(&self) -> Vec<(&'static str, String)> {
+        let (has, limits, info) = (self.adapter.features(), self.adapter.limits(), self.adapter.get_info());
+        let yes = |features| if has.contains(features) { "yes" } else { "no" }.to_owned();
+        let subgroups = match has.contains(wgpu::Features::SUBGROUP) {
+            true if info.subgroup_min_size == info.subgroup_max_size => {
+                format!("of {}", info.subgroup_max_size)
+            }
+            true => format!("of {} to {}", info.subgroup_min_size, info.subgroup_max_size),
+            false => "no".into(),
+        };
+        vec![
+            ("subgroups", subgroups),
+            ("f16", yes(wgpu::Features::SHADER_F16)),
+            ("arrays of buffers", yes(crate::device::array_features())),
+            ("cooperative matrices", yes(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)),
+            ("largest buffer", Bytes(limits.max_buffer_size).to_string()),
+            ("largest binding", Bytes(limits.max_storage_buffer_binding_size).to_string()),
+        ]
     }
 
     /// Bytes of its memory.

@@ -9,22 +9,26 @@ mod device;
 mod executor;
 mod find;
 mod grids;
+mod heap;
 mod recorder;
 mod shaders;
+mod speed;
+mod state;
+mod submissions;
 mod weights;
 
 use std::sync::Arc;
 
-use forebay_engine::internals::backend::{BufShape, Precision};
+use forebay_engine::Result;
+use forebay_engine::internals::backend::{BufShape, KvShape, Precision};
 use forebay_engine::internals::experts::{Device, ExecutorBuilder};
 use forebay_engine::internals::memory::SharedBytes;
-use forebay_engine::{Error, Result};
 use forebay_kernels::Encoding;
 
 pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
 
-use backend::GpuBackend;
+use backend::{GpuBackend, attends};
 use device::Gpu;
 use weights::WeightKind;
 
@@ -75,6 +79,10 @@ impl Device for PortableGpu {
         WeightKind::of(encoding).is_some()
     }
 
+    fn attends(&self, shape: &KvShape) -> bool {
+        attends(shape, self.0.limits.max_compute_workgroup_storage_size as usize)
+    }
+
     fn shares_memory(&self) -> bool {
         self.0.unified
     }
@@ -87,8 +95,17 @@ impl Device for PortableGpu {
         CHUNK
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        speed::of_memory(&self.0)
+    }
+
     fn link_speed(&self) -> Result<f64> {
-        Err(Error::Backend("not measured".into()))
+        speed::of_link(&self.0)
+    }
+
+    fn pins_at_once(&self) -> usize {
+        // Kernels reach only some of these parts at a time.
+        if self.0.unified { self.0.largest_arena() } else { 64 << 20 }
     }
 
     fn pin(&self, memory: SharedBytes) -> Result<Box<dyn Send>> {

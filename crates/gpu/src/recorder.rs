@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::device::{Gpu, IMMEDIATES, Memory, Span};
 use crate::grids;
 use crate::shaders::{ARRAY, Kernel, Kernels, Name};
+use crate::submissions::{Kept, Submission};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
 #[derive(Clone, Default, PartialEq)]
@@ -84,6 +85,8 @@ pub struct Recorder {
     gpu: Arc<Gpu>,
     kernels: Kernels,
     commands: Vec<Command>,
+    /// What they use.
+    kept: Vec<Kept>,
     /// What was submitted last, and the command buffer that was made for its next time.
     last: Vec<Command>,
     prepared: Option<wgpu::CommandBuffer>,
@@ -118,6 +121,7 @@ impl Recorder {
             gpu: Arc::clone(gpu),
             kernels: Kernels::default(),
             commands: Vec::new(),
+            kept: Vec::new(),
             last: Vec::new(),
             prepared: None,
             repeats: false,
@@ -133,6 +137,7 @@ impl Recorder {
     /// Begins a batch: drops what was recorded and not closed, and all parameters.
     pub fn begin(&mut self) {
         self.commands.clear();
+        self.kept.clear();
         // Parameters are overwritten from now on.
         self.gpu.submit_closed();
         self.written.clear();
@@ -205,6 +210,11 @@ impl Recorder {
         Ok(())
     }
 
+    /// Keeps something until what is recorded has ended.
+    pub fn keep(&mut self, kept: Kept) {
+        self.kept.push(kept);
+    }
+
     /// Records a copy.
     pub fn copy(&mut self, origin: &Span, to: &Span) {
         self.commands.push(Command::Copy { origin: origin.clone(), to: to.clone() });
@@ -223,14 +233,14 @@ impl Recorder {
             _ => self.encode(&commands),
         };
         self.last = commands;
-        self.gpu.submit_later(buffer);
+        self.gpu.submit_later(buffer, std::mem::take(&mut self.kept));
     }
 
     /// Submits what was recorded.
     ///
     /// # Errors
     /// If the GPU failed before.
-    pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>> {
+    pub fn submit(&mut self) -> Result<Option<Submission>> {
         self.close();
         self.gpu.submit()
     }
@@ -306,7 +316,7 @@ impl Recorder {
         let submission = self.submit()?;
         buffer.slice(..bytes).map_async(wgpu::MapMode::Read, |_| {});
         self.prepare();
-        self.gpu.wait(submission)?;
+        self.gpu.wait(submission.as_ref())?;
         {
             let mapped = buffer.slice(..bytes).get_mapped_range();
             let mapped = mapped

@@ -35,6 +35,20 @@ pub enum File {
     Routing,
     /// Candidates for the likeliest tokens.
     Best,
+    /// The first half of experts.
+    Gate,
+    /// The second half of experts.
+    Down,
+    /// Sorting pairs by expert, and adding experts' outputs.
+    Mixing,
+    /// Norms and rotations of heads.
+    Rotate,
+    /// Attention of single rows, of any shape.
+    Attention,
+    /// Attention of many rows of a sequence.
+    Prompt,
+    /// Linear attention, and convolutions.
+    Delta,
 }
 
 impl File {
@@ -54,9 +68,10 @@ impl File {
     /// How many matrices its kernels read at most.
     fn slots(self) -> usize {
         match self {
-            File::Rows | File::Halve | File::Routing | File::Best => 0,
-            File::Embed | File::Heads => 1,
+            File::Embed | File::Heads | File::Down => 1,
+            File::Gate => 2,
             File::Products | File::Tiles | File::Matrices => 4,
+            _ => 0,
         }
     }
 
@@ -88,6 +103,21 @@ impl File {
             File::Heads => include_str!("../shaders/heads.wgsl"),
             File::Routing => include_str!("../shaders/routing.wgsl"),
             File::Best => include_str!("../shaders/best.wgsl"),
+            File::Gate => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_gate.wgsl"))
+            }
+            File::Down => {
+                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_down.wgsl"))
+            }
+            File::Mixing => include_str!("../shaders/mixing.wgsl"),
+            File::Rotate => include_str!("../shaders/rotate.wgsl"),
+            File::Attention => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/attention.wgsl"))
+            }
+            File::Prompt => {
+                concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/prompt.wgsl"))
+            }
+            File::Delta => include_str!("../shaders/delta.wgsl"),
         }
     }
 }
@@ -106,12 +136,46 @@ pub struct Name {
     pub slots: SmallVec<[Source; 4]>,
     /// Constants of its text, by name.
     pub constants: Constants,
+    /// The heap, if it reaches that.
+    pub heap: Option<HeapView>,
+}
+
+/// How a kernel reaches the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeapView {
+    /// The number of blocks.
+    pub blocks: u32,
+    /// What it reads and writes at a time.
+    pub cell: Cell,
+}
+
+/// What a kernel reads and writes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cell {
+    /// A number.
+    Single,
+    /// Four numbers of type f32.
+    FourSingles,
+    /// Four numbers of type f16.
+    FourHalves,
+}
+
+impl HeapView {
+    fn text(self) -> String {
+        let cell = match self.cell {
+            Cell::Single => "alias Cell = f32;\nconst CELL_BYTES: u32 = 4u;\n",
+            Cell::FourSingles => include_str!("../shaders/cells_singles.wgsl"),
+            Cell::FourHalves => include_str!("../shaders/cells_halves.wgsl"),
+        };
+        let blocks = format!("const BLOCKS: u32 = {}u;\n", self.blocks);
+        blocks + cell + &repeat(include_str!("../shaders/heap.wgsl"), self.blocks as usize)
+    }
 }
 
 impl Name {
     /// A kernel that reads no matrix.
     pub fn new(file: File, entry: &'static str) -> Name {
-        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new() }
+        Name { file, entry, slots: SmallVec::new(), constants: SmallVec::new(), heap: None }
     }
 
     /// The same kernel for these matrices.
@@ -129,6 +193,12 @@ impl Name {
     /// Whether its first buffer has the grids. The recorder binds it.
     pub fn has_grids(&self) -> bool {
         self.slots.iter().any(|slot| slot.kind.has_grid())
+    }
+
+    /// The same kernel with the heap.
+    pub fn reaching(mut self, heap: HeapView) -> Name {
+        self.heap = Some(heap);
+        self
     }
 
     /// Its text for a GPU with these variants and subgroups of at least this size.
@@ -160,12 +230,38 @@ impl Name {
         if self.has_grids() {
             text.push_str(&grids::declaration());
         }
+        if experts {
+            let window = self.constants.iter().find(|(name, _)| *name == "WINDOW");
+            text.push_str(&arenas(variants, window.expect("kernels for experts have a window").1));
+        }
         for (number, source) in self.slots.iter().enumerate() {
             text.push_str(&source.text().replace('$', &number.to_string()));
+        }
+        if let Some(heap) = self.heap {
+            text.push_str(&heap.text());
         }
         text.push_str(&repeat(&choose(self.file.text(), &self.constants), self.slots.len()));
         number_bindings(&text)
     }
+}
+
+/// The buffers that have experts' slots: as many as a kernel is bound to at a time.
+fn arenas(variants: Variants, window: u32) -> String {
+    if variants.arrays {
+        return include_str!("../shaders/arenas_array.wgsl").to_owned();
+    }
+    let mut text = String::from(
+        "\n// The current expert's arena among those that are bound.\nvar<private> arena: u32;\n",
+    );
+    for i in 0..window {
+        text.push_str(&format!("@group(0) @binding(#) var<storage, read> arena{i}: array<u32>;\n"));
+    }
+    text.push_str("fn expert_word(word: u32) -> u32 {\n    switch arena {\n");
+    for i in 1..window {
+        text.push_str(&format!("        case {i}u: {{ return arena{i}[word]; }}\n"));
+    }
+    text.push_str("        default: { return arena0[word]; }\n    }\n}\n");
+    text
 }
 
 /// The text of every kernel for GPUs with these variants, and what it is for: with each kind of matrix, and with as many
@@ -175,7 +271,7 @@ pub fn every_text(variants: Variants) -> impl Iterator<Item = (String, String)> 
     for file in File::ALL.into_iter().filter(|&file| variants.matrices || file != File::Matrices) {
         for constants in file.constants() {
             let mut add = |slots: SmallVec<[Source; 4]>| {
-                names.push(Name { file, entry: "all", slots, constants: constants.clone() });
+                names.push(Name { slots, constants: constants.clone(), ..Name::new(file, "all") });
             };
             if file.slots() == 0 {
                 add(SmallVec::new());

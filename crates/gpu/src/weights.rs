@@ -150,7 +150,7 @@ impl WeightKind {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there are no kernels for it.
-    fn named(encoding: Encoding) -> Result<WeightKind> {
+    pub fn named(encoding: Encoding) -> Result<WeightKind> {
         WeightKind::of(encoding)
             .ok_or_else(|| Error::Unsupported(format!("weights of type {encoding} on the GPU")))
     }

@@ -44,8 +44,8 @@ macro_rules! compiled_scalar_kernels {
 
         /// As [`scalar::activate`](crate::scalar::activate).
         #[target_feature(enable = $features)]
-        pub fn activate(gate: &mut [f32], up: &[f32], activation: $crate::Activation) {
-            $crate::scalar::activate(gate, up, activation);
+        pub fn activate(x: &mut [f32], up: &[f32], activation: $crate::Activation) {
+            $crate::scalar::activate(x, up, activation);
         }
 
         /// As [`scalar::gate`](crate::scalar::gate).

@@ -136,7 +136,7 @@ macro_rules! table {
             softmax: entry!($module::softmax, x),
             attend: entry!($module::attend, step, running, out),
             attend_finish: entry!($module::attend_finish, running, out),
-            activate: entry!($module::activate, gate, up, activation),
+            activate: entry!($module::activate, x, up, activation),
             gate: entry!($module::gate, x, logits, gate),
             softcap: entry!($module::softcap, x, cap),
             convolve: entry!($module::convolve, taps, out),

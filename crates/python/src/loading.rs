@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_cuda::DeviceChoice;
+use forebay_devices::DeviceChoice;
 use forebay_engine::chat::ChatTemplate;
 use forebay_engine::{Bytes, Cancel, Engine, Error, ExpertMemory, Options, PolicyKind, Precision, Result};
 use pyo3::prelude::*;

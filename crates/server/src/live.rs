@@ -64,7 +64,7 @@ fn machine(name: &str, engine: &Engine, compute: &str) -> Value {
         "context": engine.context(),
         "compute": compute,
         // A GPU has its own threads.
-        "threads": plan.device.is_none().then(|| engine.threads()),
+        "threads": (!engine.is_on_device()).then(|| engine.threads()),
         "gpu": plan.device.as_ref().map(|device| json!({ "budget": device.budget, "planned": device.total() })),
         "io": (!layers.is_empty()).then(|| engine.io_description()),
         "layers": layers,

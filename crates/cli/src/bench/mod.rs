@@ -107,9 +107,9 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     engine.settle();
     bar.say("memory and drive bandwidth".into());
     let speeds = engine.speeds()?;
-    let bandwidth = match (&gpu, speeds.memory) {
-        (Some(gpu), _) => gpu.memory_speed()?,
-        (None, Some(speed)) => speed,
+    let bandwidth = match (speeds.memory, &gpu) {
+        (Some(speed), _) => speed,
+        (None, Some(gpu)) => gpu.device.memory_speed()?,
         (None, None) => memory_speed(engine.threads())?,
     };
     drop(bar);

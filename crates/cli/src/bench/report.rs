@@ -37,6 +37,8 @@ pub struct Setting {
     pub precision: Precision,
     /// `None` if a GPU computes.
     pub threads: Option<usize>,
+    /// Whether a GPU computes in memory of its own.
+    pub has_own_memory: bool,
     /// The memory bandwidth in bytes per second: of reads in RAM, or of a copy in GPU memory, reads and writes together.
     pub read_bandwidth: f64,
     /// The speed of the drive in bytes per second, if experts are streamed.
@@ -59,7 +61,8 @@ impl Setting {
             parameters: summary.parameters,
             backend: engine.backend_name(),
             precision,
-            threads: engine.plan().device.is_none().then(|| engine.threads()),
+            threads: (!engine.is_on_device()).then(|| engine.threads()),
+            has_own_memory: engine.plan().device.is_some(),
             read_bandwidth,
             drive_speed: speeds.drive,
             link_speed: speeds.link,
@@ -77,7 +80,7 @@ impl Setting {
 
     /// Whether experts are read or uploaded: a GPU may have all of them in its memory.
     fn moves_experts(&self) -> bool {
-        self.is_processors() || self.lifts_experts()
+        !self.has_own_memory || self.lifts_experts()
     }
 }
 
@@ -472,6 +475,7 @@ mod tests {
             backend: "CPU scalar".into(),
             precision: Precision::Fast,
             threads: Some(2),
+            has_own_memory: false,
             read_bandwidth: 4e9,
             drive_speed: None,
             link_speed: None,
@@ -521,7 +525,7 @@ mod tests {
     }
 
     fn on_gpu() -> Setting {
-        Setting { threads: None, backend: "A Large One (CUDA 9.0)".into(), ..setting() }
+        Setting { threads: None, has_own_memory: true, backend: "A Large One (CUDA 9.0)".into(), ..setting() }
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! Describes a GPU: its name, its connection and its measured speeds.
+//! Describes an NVIDIA GPU: its name, its connection and its measured speeds.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use forebay_cuda::{Cuda, Found};
+use forebay_devices::cuda::{self, Found};
+use forebay_devices::{DeviceChoice, Gpu};
 use forebay_engine::Bytes;
-use forebay_engine::internals::experts::Device;
 use serde_json::{Value, json};
 
 use crate::measured::rate;
 
-/// A GPU that a driver shows.
+/// A GPU that NVIDIA's driver shows.
 pub struct Card {
     found: Found,
     link: Option<Link>,
@@ -38,24 +38,24 @@ struct Measured {
 }
 
 impl Card {
-    /// All GPUs. The one in use is measured.
+    /// All NVIDIA GPUs. The one in use is measured.
     ///
     /// # Errors
     /// If measuring fails.
-    pub fn all(root: &Path, in_use: Option<&Cuda>) -> Result<Vec<Card>> {
+    pub fn all(root: &Path, in_use: Option<&Gpu>) -> Result<Vec<Card>> {
         let card = |found: Found| {
             let link = Link::look(root, &found.bus);
-            let measured = match in_use.filter(|gpu| gpu.ordinal() == found.ordinal) {
+            let measured = match in_use.filter(|gpu| gpu.place == DeviceChoice::Cuda(found.ordinal)) {
                 None => None,
                 Some(gpu) => Some(Measured {
-                    usable: gpu.memory(),
-                    memory: gpu.memory_speed()?,
-                    link: gpu.link_speed()?,
+                    usable: gpu.device.memory(),
+                    memory: gpu.device.memory_speed()?,
+                    link: gpu.device.link_speed()?,
                 }),
             };
             Ok(Card { found, link, measured })
         };
-        forebay_cuda::find().unwrap_or_default().into_iter().map(card).collect()
+        cuda::find().unwrap_or_default().into_iter().map(card).collect()
     }
 
     /// Its name and memory.

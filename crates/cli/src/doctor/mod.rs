@@ -4,9 +4,11 @@ mod card;
 mod diagnosis;
 mod drive;
 mod findings;
+mod portable;
+mod report;
 mod system;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,13 +24,16 @@ use self::card::Card;
 use self::diagnosis::Diagnosis;
 use self::drive::{Drive, Effort};
 use self::findings::{Evidence, Finding, findings};
+use self::portable::Listed;
+use self::report::{Suite, markdown};
 use self::system::{Gpu, Memory, Processor};
 use crate::args::{ComputeArgs, ModelArgs};
+use crate::errors::in_flags;
 use crate::interrupt;
 use crate::measured::{Load, rate, threads};
 use crate::memory_speed::memory_speed;
 use crate::output::print;
-use crate::plan::{OnGpu, loaded, wrapped};
+use crate::plan::{OnGpu, loaded, on_shared_memory, wrapped};
 use crate::progress::Progress;
 
 /// The width of the text.
@@ -48,7 +53,8 @@ Examples:
   forebay doctor                          this machine, and the drive of the current folder
   forebay doctor model.gguf               what limits this model here
   forebay doctor model.gguf --memory 8G   what would limit it in 8 GiB
-  forebay doctor model.gguf --quick --json | jq .verdict")]
+  forebay doctor model.gguf --quick --json | jq .verdict
+  forebay doctor --report                 a table to send to the developers")]
 pub struct DoctorArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -61,6 +67,12 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Print the measurements as a Markdown table, to send to the developers
+    #[arg(long, conflicts_with = "json")]
+    report: bool,
+    /// Add the results of the suite for GPUs to the report, from a file with its output
+    #[arg(long, value_name = "FILE", requires = "report")]
+    suite: Option<PathBuf>,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -74,8 +86,15 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let unlimited = options.clone().memory(u64::MAX);
     let path = args.model.get()?.map(hub::locate).transpose()?;
     let prospect = path.map(|path| Prospect::new(&path, &unlimited)).transpose()?;
-    let report = Report::new(args, &options, prospect.as_ref(), &cancel)?;
-    print(&if args.json { format!("{:#}\n", report.json()) } else { report.text() })?;
+    let suite = args.suite.as_deref().map(Suite::read).transpose()?;
+    let report = Report::new(args, options, prospect.as_ref(), &cancel)?;
+    print(&if args.json {
+        format!("{:#}\n", report.json())
+    } else if args.report {
+        report.markdown(suite.as_ref())
+    } else {
+        report.text()
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -92,8 +111,10 @@ struct Report {
     drive: Option<Result<Drive, String>>,
     gpu: Gpu,
     cards: Vec<Card>,
-    /// The GPUs as text.
+    /// NVIDIA's GPUs as text.
     gpu_text: String,
+    /// The GPUs that Metal or Vulkan finds, or why there is none.
+    portable: Result<Vec<Listed>, String>,
     model: Option<Diagnosis>,
     findings: Vec<Finding>,
 }
@@ -101,14 +122,19 @@ struct Report {
 impl Report {
     fn new(
         args: &DoctorArgs,
-        options: &Options,
+        options: Options,
         prospect: Option<&Prospect>,
         cancel: &Cancel,
     ) -> Result<Report> {
         let root = Path::new("/");
+        let in_use = args.compute.device()?;
+        let options = &match prospect {
+            Some(prospect) => on_shared_memory(prospect, options, in_use.as_ref()),
+            None => options,
+        };
         let load = Load::look(root);
         let processor = Processor::look(root, instruction_sets());
-        let memory = Memory::look(root, Machine::now().available, GroupLimit::all());
+        let memory = Memory::look(root, &Machine::now(), GroupLimit::all());
         let drive = look_at_drive(args, options.io, prospect, cancel)?;
         cancel.check()?;
         let bar = Progress::measuring();
@@ -123,9 +149,9 @@ impl Report {
             None => None,
         };
         bar.say("the GPU".into());
-        let in_use = args.compute.device()?;
         let cards = Card::all(root, in_use.as_ref())?;
-        if let (Some(model), Some(prospect), Some(gpu)) = (&mut model, prospect, in_use) {
+        let portable = Listed::all(in_use.as_ref())?;
+        if let (Some(model), Some(prospect), Some(gpu)) = (&mut model, prospect, &in_use) {
             model.on_gpu = Some(OnGpu::new(gpu, prospect, options, None)?);
         }
         drop(bar);
@@ -153,6 +179,7 @@ impl Report {
             gpu,
             cards,
             gpu_text,
+            portable,
             model,
             findings,
         })
@@ -191,7 +218,30 @@ impl Report {
             text += &finding.text(i + 1, WIDTH);
             text.push('\n');
         }
-        let mut row = |name: &str, value: String| text += &format!("{name:<18}{value}\n");
+        for (name, value) in self.rows() {
+            text += &format!("{name:<18}{value}\n");
+        }
+        if let Some(model) = &self.model {
+            text += &model.text();
+        }
+        text
+    }
+
+    fn markdown(&self, suite: Option<&Suite>) -> String {
+        use std::env::consts::{ARCH, OS};
+        let mut rows = vec![("system".to_owned(), format!("{OS}, {ARCH}"))];
+        rows.extend(self.rows());
+        let mut text = markdown(concat!("Forebay ", env!("CARGO_PKG_VERSION")), &rows, suite);
+        if let Some(model) = &self.model {
+            text += &format!("\n```text{}```\n", model.text());
+        }
+        text
+    }
+
+    /// The measurements, each with its name.
+    fn rows(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
         let p = &self.processor;
         row("CPU", p.model.clone().unwrap_or_else(|| std::env::consts::ARCH.into()));
         row(
@@ -221,12 +271,13 @@ impl Report {
             Some(Err(reason)) => row("drive", format!("not measured: {reason}")),
             Some(Ok(drive)) => drive.rows().into_iter().for_each(|(name, value)| row(name, value)),
         }
-        row("GPU", self.gpu_text.clone());
+        row("NVIDIA GPU", self.gpu_text.clone());
         self.cards.iter().flat_map(Card::rows).for_each(|(name, value)| row(name, value));
-        if let Some(model) = &self.model {
-            text += &model.text();
+        match &self.portable {
+            Err(why) => row("Metal and Vulkan", in_flags(why)),
+            Ok(listed) => rows.extend(listed.iter().flat_map(Listed::rows)),
         }
-        text
+        rows
     }
 
     fn json(&self) -> Value {
@@ -239,6 +290,10 @@ impl Report {
         memory["read_bytes_per_second"] = json!(self.memory_speed);
         let mut gpu = self.gpu.json();
         gpu["cards"] = self.cards.iter().map(Card::json).collect();
+        gpu["portable"] = match &self.portable {
+            Ok(listed) => listed.iter().map(Listed::json).collect(),
+            Err(why) => json!({ "error": in_flags(why) }),
+        };
         json!({
             "verdict": self.verdict(),
             "findings": self.findings.iter().map(Finding::json).collect::<Vec<_>>(),
@@ -267,10 +322,10 @@ fn gpu_text(gpu: &Gpu, cards: &[Card]) -> String {
     let what = if gpu.names.is_empty() { devices } else { gpu.names.join(", ") };
     let found = gpu.library.as_ref().map(|path| path.display().to_string());
     let library = STATIC.map_or(found.unwrap_or("no CUDA library found".into()), str::to_owned);
-    match forebay_cuda::find() {
+    match forebay_devices::cuda::find() {
         Ok(_) => {
             let gpus: Vec<_> = cards.iter().map(Card::name).collect();
-            let compiler = if forebay_cuda::compiler_is_there() { "" } else { "; NVRTC is missing" };
+            let compiler = if forebay_devices::cuda::compiler_is_there() { "" } else { "; NVRTC is missing" };
             format!("{} ({library}); used for models that fit{compiler}", gpus.join(", "))
         }
         Err(why) => format!("{what} ({library}); not used: {why}"),
@@ -325,6 +380,7 @@ mod tests {
             gpu: Gpu { names: Vec::new(), devices: Vec::new(), library: None },
             cards: Vec::new(),
             gpu_text: "none found".into(),
+            portable: Ok(vec![portable::tests::listed()]),
             model: None,
             findings: Vec::new(),
         }

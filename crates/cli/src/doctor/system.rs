@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use forebay_engine::internals::memory::GroupLimit;
+use forebay_engine::internals::memory::{GroupLimit, Machine};
 use serde_json::{Value, json};
 
 /// The processor.
@@ -22,7 +23,7 @@ impl Processor {
         let model = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, m)| m));
         let count = info.lines().filter(|l| l.starts_with("processor")).count();
         Processor {
-            model: model.map(|m| m.trim().to_owned()),
+            model: model.map(|m| m.trim().to_owned()).or_else(model_of_mac),
             instruction_sets,
             usable: std::thread::available_parallelism().map_or(1, usize::from),
             online: (count > 0).then_some(count),
@@ -53,7 +54,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn look(root: &Path, available: Option<u64>, groups: Vec<GroupLimit>) -> Memory {
+    /// What the system reports, and what was measured of the machine.
+    pub fn look(root: &Path, machine: &Machine, groups: Vec<GroupLimit>) -> Memory {
         let info = read(root, "proc/meminfo").unwrap_or_default();
         let kib = |name: &str| {
             let line = info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
@@ -62,8 +64,8 @@ impl Memory {
         let huge = read(root, "sys/kernel/mm/transparent_hugepage/enabled");
         let limits = read(root, "proc/self/limits").unwrap_or_default();
         Memory {
-            total: kib("MemTotal"),
-            available,
+            total: kib("MemTotal").or(machine.total),
+            available: machine.available,
             swap: kib("SwapTotal"),
             groups,
             huge_pages: huge.and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
@@ -182,8 +184,17 @@ impl Gpu {
     }
 
     pub fn json(&self) -> Value {
-        json!({ "names": self.names, "devices": self.devices, "library": self.library, "used": forebay_cuda::find().is_ok() })
+        json!({ "names": self.names, "devices": self.devices, "library": self.library, "used": forebay_devices::cuda::find().is_ok() })
     }
+}
+
+/// The name of a Mac's processor.
+fn model_of_mac() -> Option<String> {
+    if !cfg!(target_os = "macos") {
+        return None;
+    }
+    let told = Command::new("/usr/sbin/sysctl").args(["-n", "machdep.cpu.brand_string"]).output().ok()?;
+    Some(String::from_utf8(told.stdout).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 fn read(folder: &Path, name: &str) -> Option<String> {

@@ -1,9 +1,7 @@
 //! Where a model would be with a GPU: in GPU memory, in RAM, on the drive.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use forebay_cuda::Cuda;
+use forebay_devices::Gpu;
 use forebay_engine::internals::forecast::predict::{Outlook, Range};
 use forebay_engine::plan::{DevicePlan, Plan};
 use forebay_engine::{Bytes, Error, Options, Prospect};
@@ -17,6 +15,8 @@ use crate::measured::{hits_text, range_json, rate};
 /// A model on the machine's GPU.
 pub struct OnGpu {
     name: String,
+    /// Whether the GPU computes in the computer's memory. Then the plan is the CPU's.
+    shares_memory: bool,
     /// Or why the GPU is not used.
     plan: std::result::Result<Plan, Error>,
     flow: Option<Flow>,
@@ -38,29 +38,28 @@ struct Flow {
 impl OnGpu {
     /// Plans the model for a GPU; `outlook` has the measured speed of the drive and the model's expert usage.
     pub fn new(
-        device: Cuda,
+        gpu: &Gpu,
         prospect: &Prospect,
         options: &Options,
         outlook: Option<&Outlook>,
     ) -> Result<OnGpu> {
-        let name = device.name().to_owned();
-        let device = Arc::new(device);
+        let device = &gpu.device;
         let plan = prospect.plan_with(&options.clone().device(Some(device.clone())));
         let flow = match (&plan, outlook) {
-            (Ok(plan), Some(outlook)) if plan.moves_experts() => {
+            (Ok(plan), Some(outlook)) if plan.device.is_some() && plan.moves_experts() => {
                 Some(Flow::new(plan, outlook, prospect.traffic().experts, device.link_speed()?))
             }
             _ => None,
         };
-        Ok(OnGpu { name, plan, flow })
+        Ok(OnGpu { name: gpu.name.clone(), shares_memory: device.shares_memory(), plan, flow })
     }
 
-    /// The plan, if the GPU would compute.
+    /// The plan, if the GPU would compute in memory of its own.
     pub fn computes(&self) -> Option<&Plan> {
         self.plan.as_ref().ok().filter(|plan| plan.device.is_some())
     }
 
-    /// The verdict if the GPU would compute, with the speed that PCIe and the drive allow where they were measured and limit it.
+    /// The verdict if the GPU would compute in memory of its own, with the speed that PCIe and the drive allow where they were measured and limit it.
     pub fn verdict(&self) -> Option<Verdict> {
         let plan = self.computes()?;
         let bound = self.flow.as_ref().and_then(Flow::bound);
@@ -75,7 +74,7 @@ impl OnGpu {
             Ok(plan) => (plan, plan.device.as_ref()),
             Err(error) => return format!("is not used: {}", in_flags(&error.to_string())),
         };
-        let Some(gpu) = gpu else { return "is not used: no device was asked for".into() };
+        let Some(gpu) = gpu else { return "computes in the computer's memory".into() };
         format!(
             "computes, with {} of {} of its memory: dense weights {}, {} of {} experts {}, context of {} {}, scratch {}",
             Bytes(gpu.total()),
@@ -91,11 +90,10 @@ impl OnGpu {
     }
 
     pub fn text(&self) -> String {
-        let plan = match &self.plan {
-            Ok(plan) => plan,
-            Err(_) => return format!("{} {}\n", self.name, self.short()),
+        let (plan, gpu) = match &self.plan {
+            Ok(plan @ Plan { device: Some(gpu), .. }) => (plan, gpu),
+            _ => return format!("{} {}\n", self.name, self.short()),
         };
-        let Some(gpu) = &plan.device else { return String::new() };
         let experts = |slots: usize, share: f64| {
             format!("{slots} of {} experts ({:.0} %)", plan.expert_count, 100.0 * share)
         };
@@ -131,6 +129,7 @@ impl OnGpu {
         match &self.plan {
             Ok(plan) => json!({
                 "name": self.name,
+                "shares_memory": self.shares_memory,
                 "budget": plan.device.as_ref().map(|gpu| gpu.budget),
                 "planned": plan.device.as_ref().map(DevicePlan::total),
                 "dense": plan.device.as_ref().map(|gpu| gpu.dense),
@@ -147,7 +146,9 @@ impl OnGpu {
                 "streams": plan.streams(),
                 "flow": self.flow.as_ref().map(Flow::json),
             }),
-            Err(error) => json!({ "name": self.name, "error": in_flags(&error.to_string()) }),
+            Err(error) => {
+                json!({ "name": self.name, "shares_memory": self.shares_memory, "error": in_flags(&error.to_string()) })
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use forebay_devices::Gpu;
 use forebay_engine::internals::forecast::predict::{Outlook, Prediction, Skew};
 use forebay_engine::internals::memory::Machine;
 use forebay_engine::plan::{Plan, Traffic};
@@ -154,7 +155,9 @@ impl Found {
 
 /// Prints a plan. A budget that is too small is a verdict, and a failure.
 pub fn show(request: &Request<'_>) -> Result<ExitCode> {
-    let found = Found::of(request)?;
+    let gpu = request.load.device()?;
+    let mut found = Found::of(request)?;
+    found.options = on_shared_memory(&found.prospect, found.options, gpu.as_ref());
     let Found { options, prospect, .. } = &found;
     let plan = match prospect.plan_with(options) {
         Ok(plan) => plan,
@@ -164,8 +167,7 @@ pub fn show(request: &Request<'_>) -> Result<ExitCode> {
         }
     };
     let (measured, outlook) = found.measure(request)?.unzip();
-    let gpu = request.load.device()?;
-    let gpu = gpu.map(|gpu| OnGpu::new(gpu, prospect, options, outlook.as_ref())).transpose()?;
+    let gpu = gpu.map(|gpu| OnGpu::new(&gpu, prospect, options, outlook.as_ref())).transpose()?;
     let machine = Machine::now().total;
     let survey = Survey { prospect, options, plan: &plan, machine };
     let forecast = Forecast {
@@ -186,6 +188,15 @@ pub fn show(request: &Request<'_>) -> Result<ExitCode> {
         found.note() + &forecast.text(picture::width())
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The options for measurements and predictions: with the GPU, if it computes the model in the computer's memory. Then its
+/// plan is the CPU's, but not its speed.
+pub fn on_shared_memory(prospect: &Prospect, options: Options, gpu: Option<&Gpu>) -> Options {
+    let with = gpu
+        .filter(|gpu| gpu.device.shares_memory())
+        .map(|gpu| options.clone().device(Some(gpu.device.clone())));
+    with.filter(|options| prospect.plan_with(options).is_ok()).unwrap_or(options)
 }
 
 /// A model with a budget on a machine.

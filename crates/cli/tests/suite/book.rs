@@ -32,6 +32,7 @@ fn flags_that_the_book_names_exist() {
     let of_clap = ["--help", "--version"];
     let of_others = [
         "--env-file",
+        "--features",
         "--fit",
         "--lora",
         "--mlock",

@@ -9,6 +9,7 @@ mod bench;
 mod book;
 mod chat;
 mod config;
+mod devices;
 mod docs;
 mod doctor;
 mod errors;

@@ -395,10 +395,12 @@ impl Backend for CudaBackend {
         self.record_beside(&[x], kernels.scale, Shape::each(count), args)
     }
 
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()> {
         let kernels = self.kernels()?;
         let more = |args| put_activation(args, activation);
-        self.pairwise(kernels.activate_all, gate, self.at(up), up.width(), more)
+        // Without a gate, the function ignores the other operand.
+        let up = up.unwrap_or(x);
+        self.pairwise(kernels.activate_all, x, self.at(up), up.width(), more)
     }
 
     fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {

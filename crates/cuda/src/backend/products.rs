@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use forebay_engine::Result;
-use forebay_engine::internals::backend::{Activation, Buf, HeadMatrices, Matrix, Precision, Vector};
+use forebay_engine::internals::backend::{Activation, Buf, HeadMatrices, Matrix, Parts, Precision, Vector};
 
 use super::deferred::PriorNorm;
 use super::{CudaBackend, Scratch};
@@ -99,6 +99,7 @@ pub fn put_activation(args: Args, activation: Activation) -> Args {
         Activation::ClippedAfter(limit) => (3, 0.0, limit),
         Activation::GeGlu => (4, 0.0, 0.0),
         Activation::ReGlu => (5, 0.0, 0.0),
+        Activation::ReluSquared => (6, 0.0, 0.0),
     };
     args.int(kind).float(alpha).float(limit)
 }
@@ -434,8 +435,8 @@ impl CudaBackend {
         self.record(kernels.head_products, Shape::new([each.div_ceil(4), w.heads, self.rows], 128), args)
     }
 
-    /// The addresses of a layer's biases.
-    pub fn bias_addresses(&self, biases: Option<[Vector; 3]>) -> [Address; 3] {
-        biases.map_or([0; 3], |biases| biases.map(|w| self.vector(w)))
+    /// The addresses of the biases of a layer's experts, or null.
+    pub fn bias_addresses(&self, biases: Option<Parts<Vector>>) -> Parts<Address> {
+        biases.map_or(Parts::default(), |biases| biases.each(|&w| self.vector(w)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_engine::internals::backend::{Backend, ExpertBuffers, Experts, RouterWeights, Routing};
+use forebay_engine::internals::backend::{Backend, Experts, RouterWeights, Routing};
 use forebay_engine::internals::experts::{
     DevicePart, DeviceSlot, DeviceSlots, Lease, Leases, Mixture, Outputs,
 };
@@ -161,13 +161,13 @@ impl GpuExperts {
     }
 
     /// Adds results that were computed on the CPU to those of the GPU.
-    pub fn put_outputs(&mut self, buffers: ExpertBuffers, outputs: &Outputs) -> Result<()> {
+    pub fn put_outputs(&mut self, experts: &Experts, outputs: &Outputs) -> Result<()> {
         let backend = &mut self.backend;
         let kernels = backend.kernels()?;
-        let width = buffers.x.width();
+        let width = experts.x.width();
         let recorder = &mut backend.recorder;
         let args = Args::new().at(recorder.params(&outputs.values)?).at(recorder.params(&outputs.pairs)?);
-        let args = args.at(backend.at(buffers.out)).int(width);
+        let args = args.at(backend.at(experts.block.out)).int(width);
         let shape = Shape::new([width.div_ceil(256), outputs.pairs.len(), 1], 256);
         backend.record(kernels.put_rows, shape, args)
     }
@@ -175,7 +175,7 @@ impl GpuExperts {
     /// A table with only these of a layer's experts, so that no others are computed.
     fn table_of(&mut self, layer: LayerIdx, there: &[(ExpertIdx, DeviceSlot)]) -> Result<Address> {
         let GpuExperts { backend, slots, .. } = self;
-        let count = slots.layers[layer.0].as_ref().expect("it has experts").count;
+        let count = slots.layer(layer).count;
         let mut table: SmallVec<[Address; 256]> = SmallVec::from_elem(0, count);
         for &(expert, place) in there {
             table[expert.0 as usize] = slots.address(place);

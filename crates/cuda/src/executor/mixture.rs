@@ -1,12 +1,13 @@
 //! Computes mixtures from the router's logits to the sum: without the host if all of a layer's experts are on the
 //! device, otherwise in steps.
 
-use forebay_engine::internals::backend::{Buf, Experts, Precision};
+use forebay_engine::internals::backend::{Buf, ExpertBlock, Experts, Parts, Precision};
 use forebay_engine::internals::experts::Mixture;
 use forebay_engine::{LayerIdx, Result};
 use smallvec::{SmallVec, smallvec};
 
 use super::experts::GpuExperts;
+use super::slots::ExpertSlots;
 use crate::backend::choice::Chosen;
 use crate::backend::products::{
     EIGHT, GATE_UP_BLOCKS, Product, Rows, Tiles, VECTOR_COLS, VECTOR_THREADS, VECTOR_WARPS, asks_ahead,
@@ -36,48 +37,62 @@ impl GpuExperts {
         let table = self.slots.table(layer.0);
         if self.backend.are_apart(&chosen) && self.adds_up(layer, &chosen) {
             self.slots.look_in(layer.0, table);
-            return self.pair_by_pair(experts, &chosen, Some(out));
+            return self.pair_by_pair(&BlockOf::each(experts), &chosen, Some(out));
         }
         self.compute(experts, &chosen, table)?;
-        self.sum(&chosen, experts.buffers.out, out)
+        self.sum(&chosen, experts.block.out, out)
     }
 
     /// Whether one kernel can multiply with down and add up. Its bits are the same as those of two separate kernels.
     fn adds_up(&self, layer: LayerIdx, chosen: &Chosen) -> bool {
-        let [gate, ..] = self.slots.products(layer.0);
-        let whole = gate.rows.is_multiple_of(32) && chosen.top_k <= MOST_CHOSEN;
-        let fits = down_shared(chosen.top_k * gate.rows) <= MOST_DOWN_SHARED;
+        let experts = self.slots.layer(layer);
+        let inner = experts.parts.up.rows;
+        let whole = inner.is_multiple_of(32) && chosen.top_k <= MOST_CHOSEN && experts.adjugate.is_none();
+        let fits = down_shared(chosen.top_k * inner) <= MOST_DOWN_SHARED;
         whole && fits && self.backend.precision == Precision::Fast
     }
 
     /// Computes the experts in a table, for all pairs that chose them.
     pub fn compute(&mut self, experts: &Experts, chosen: &Chosen, table: Address) -> Result<()> {
         self.slots.look_in(experts.layer.0, table);
+        self.compute_blocks(&BlockOf::each(experts), chosen)?;
+        let Some((small, factor)) = experts.adjugate else { return Ok(()) };
+        self.compute_blocks(&BlockOf { block: small, is_adjugate: true, ..BlockOf::each(experts) }, chosen)?;
+        let backend = &mut self.backend;
+        let (kernels, out) = (backend.kernels()?, experts.block.out);
+        let owners = if backend.are_apart(chosen) { chosen.lists.experts } else { chosen.lists.owners };
+        let args = Args::new().at(backend.at(out)).at(backend.at(small.out)).int(experts.x.width());
+        let args = args.float(factor).at(owners).at(table);
+        backend.record(kernels.add_rows, Shape::new([chosen.pairs(), 1, 1], 256), args)
+    }
+
+    /// Computes one block of the experts in the table.
+    fn compute_blocks(&mut self, of: &BlockOf, chosen: &Chosen) -> Result<()> {
         match self.backend.are_apart(chosen) {
-            true => self.pair_by_pair(experts, chosen, None),
-            false => self.tile_by_tile(experts, chosen),
+            true => self.pair_by_pair(of, chosen, None),
+            false => self.tile_by_tile(of, chosen),
         }
     }
 
     /// Every pair reads its expert separately.
-    fn pair_by_pair(&mut self, experts: &Experts, chosen: &Chosen, sum: Option<Buf>) -> Result<()> {
+    fn pair_by_pair(&mut self, of: &BlockOf, chosen: &Chosen, sum: Option<Buf>) -> Result<()> {
         let GpuExperts { backend, slots, .. } = self;
         let kernels = backend.kernels()?;
-        let b = experts.buffers;
+        let BlockOf { x, block, .. } = *of;
         let pairs = chosen.pairs();
-        let [gate_bias, up_bias, down_bias] = backend.bias_addresses(experts.biases);
-        let [gate, up, down] = slots.products(experts.layer.0);
-        let (inner, hidden) = (gate.rows, down.rows);
+        let biases = backend.bias_addresses(block.biases);
+        let w = of.matrices(slots);
+        let (inner, width) = (w.up.rows, w.down.rows);
         let rows = Rows {
             count: pairs,
-            x: backend.at(b.x),
-            x_width: b.x.width(),
+            x: backend.at(x),
+            x_width: x.width(),
             share: chosen.top_k,
             experts: chosen.lists.experts,
         };
-        if gate.is_like(up) && gate.cols <= VECTOR_COLS {
-            let args = up.put(gate.put(Args::new())).at(gate_bias).at(up_bias);
-            let args = args.at(rows.x).at(backend.at(b.gate)).int(rows.x_width).int(rows.share);
+        if let Some(gate) = w.gate.as_ref().filter(|gate| gate.is_like(&w.up) && gate.cols <= VECTOR_COLS) {
+            let args = w.up.put(gate.put(Args::new())).at(biases.gate.unwrap_or_default()).at(biases.up);
+            let args = args.at(rows.x).at(backend.at(block.inner)).int(rows.x_width).int(rows.share);
             // Uses the tensor cores where that loses nothing. There a block computes eight rows at a time, otherwise
             // one per warp.
             let halves = matches!(gate.kind, WeightKind::Q4_K | WeightKind::Q5_K)
@@ -85,45 +100,43 @@ impl GpuExperts {
             let (kernel, each) =
                 if halves { (kernels.gate_up_one, 8) } else { (kernels.gate_up, VECTOR_WARPS) };
             let turns = backend.turns(inner * pairs, GATE_UP_BLOCKS);
-            let ahead = asks_ahead([gate, up, down].into_iter(), pairs);
-            let args = put_activation(args.at(rows.experts), experts.activation).int(turns).flag(ahead);
-            let args = down.put(args);
-            let cols = b.x.width();
+            let ahead = asks_ahead(w.iter(), pairs);
+            let args = put_activation(args.at(rows.experts), block.activation).int(turns).flag(ahead);
+            let args = w.down.put(args);
+            let cols = x.width();
             let shared = if halves { one_shared(cols, turns) } else { vector_shared(cols) };
             let shape = Shape::new([inner.div_ceil(each * turns), pairs, 1], VECTOR_THREADS);
             backend.record(kernel, shape.shared(shared), args)?;
         } else {
-            let both = [
-                Product { w: gate, out: backend.at(b.gate), width: inner, bias: gate_bias },
-                Product { w: up, out: backend.at(b.up), width: inner, bias: up_bias },
-            ];
-            let (shape, kernel, args) = backend.vector_products(&kernels, &both, rows, None);
+            let products = backend.input_products(&block, w, biases);
+            let (shape, kernel, args) = backend.vector_products(&kernels, &products, rows, None);
             backend.record(kernel, shape, args)?;
-            backend.activate_pairs(experts, gate, pairs, chosen.lists.experts)?;
+            backend.activate_pairs(&block, &w.up, pairs, chosen.lists.experts)?;
         }
         if let Some(out) = sum {
             let shared = down_shared(chosen.top_k * inner);
-            let args = down.put(Args::new()).at(down_bias).at(backend.at(b.gate));
+            let args = w.down.put(Args::new()).at(biases.down).at(backend.at(block.inner));
             let args =
                 args.at(chosen.lists.experts).at(chosen.lists.weights).at(backend.at(out)).int(chosen.top_k);
-            let shape = Shape::new([hidden.div_ceil(DOWN_ROWS), chosen.rows, 1], VECTOR_THREADS);
+            let shape = Shape::new([width.div_ceil(DOWN_ROWS), chosen.rows, 1], VECTOR_THREADS);
             return backend.record(kernels.down_combine, shape.shared(shared), args);
         }
-        let product = Product { w: down, out: backend.at(b.out), width: hidden, bias: down_bias };
-        let rows = Rows { x: backend.at(b.gate), x_width: inner, share: 1, ..rows };
+        let product = Product { w: &w.down, out: backend.at(block.out), width, bias: biases.down };
+        let rows = Rows { x: backend.at(block.inner), x_width: inner, share: 1, ..rows };
         let (shape, kernel, args) = backend.vector_products(&kernels, &[product], rows, None);
         backend.record(kernel, shape, args)
     }
 
     /// Sorts the pairs by expert and reads every expert once per tile.
-    fn tile_by_tile(&mut self, experts: &Experts, chosen: &Chosen) -> Result<()> {
+    fn tile_by_tile(&mut self, of: &BlockOf, chosen: &Chosen) -> Result<()> {
         let GpuExperts { backend, slots, halves: kept, .. } = self;
         let kernels = backend.kernels()?;
-        let (b, lists) = (experts.buffers, chosen.lists);
+        let BlockOf { x, block, .. } = *of;
+        let lists = chosen.lists;
         let (pairs, size) = (chosen.pairs(), chosen.tile());
-        let [gate_bias, up_bias, down_bias] = backend.bias_addresses(experts.biases);
-        let [gate, up, down] = slots.products(experts.layer.0);
-        let inner = gate.rows;
+        let biases = backend.bias_addresses(block.biases);
+        let w = of.matrices(slots);
+        let inner = w.up.rows;
         let tiles = Tiles {
             size,
             most: chosen.experts.min(pairs) + pairs / size,
@@ -131,60 +144,52 @@ impl GpuExperts {
             count: lists.tile_count,
             sources: lists.tokens,
         };
-        let split = [gate, up, down].iter().any(|w| w.kind.is_float());
+        let split = slots.layer(of.layer).matrices().any(|w| w.kind.is_float());
         // If experts have few rows each, other kernels are faster.
         let few =
-            size == EIGHT && !split && [gate.cols, inner].iter().all(|&cols| backend.few_fit(cols, EIGHT));
-        let gated = (few && gate.is_like(up)).then_some(experts.activation);
+            size == EIGHT && !split && [x.width(), inner].iter().all(|&cols| backend.few_fit(cols, EIGHT));
+        let is_fused = few && w.gate.as_ref().is_some_and(|gate| gate.is_like(&w.up));
         // Later experts of the layer have the same input.
         let halves = match kept.filter(|_| !few) {
             None if !few => {
                 let scratch = [Scratch::ExpertHalves, Scratch::ExpertScales];
-                Some(backend.halve_to(
-                    scratch,
-                    backend.at(b.x),
-                    [backend.rows, b.x.width()],
-                    split,
-                    [0; 2],
-                )?)
+                Some(backend.halve_to(scratch, backend.at(x), [backend.rows, x.width()], split, [0; 2])?)
             }
             known => known,
         };
         *kept = halves;
-        let both = [
-            Product { w: gate, out: backend.at(b.gate), width: inner, bias: gate_bias },
-            Product { w: up, out: backend.at(b.up), width: inner, bias: up_bias },
-        ];
+        let products = backend.input_products(&block, w, biases);
         let starts: SmallVec<[_; 2]> = match halves {
             None => {
-                let gated = gated.map(|activation| (activation, down));
-                smallvec![backend.few_products(&kernels, &both, backend.at(b.x), tiles, gated)]
+                let gated = is_fused.then_some((block.activation, &w.down));
+                smallvec![backend.few_products(&kernels, &products, backend.at(x), tiles, gated)]
             }
             Some(halves) => {
                 // Float weights have their own kernels.
-                let apart = gate.kind.is_float() != up.kind.is_float();
-                let together = both.chunks(if apart { 1 } else { 2 });
-                together.map(|both| backend.tiled_products(&kernels, both, halves, tiles)).collect()
+                let apart = products.iter().any(|p| p.w.kind.is_float() != w.up.kind.is_float());
+                let together = products.chunks(if apart { 1 } else { 2 });
+                together.map(|some| backend.tiled_products(&kernels, some, halves, tiles)).collect()
             }
         };
         for (shape, kernel, args) in starts {
             backend.record(kernel, shape, args)?;
         }
-        if gated.is_none() {
-            backend.activate_pairs(experts, gate, pairs, lists.owners)?;
+        if !is_fused {
+            backend.activate_pairs(&block, &w.up, pairs, lists.owners)?;
         }
         let halves = match few {
             true => None,
             false => {
-                let there = [lists.owners, gate.slots];
+                let there = [lists.owners, w.up.slots];
                 let scratch = [Scratch::Halves, Scratch::Scales];
-                Some(backend.halve_to(scratch, backend.at(b.gate), [pairs, inner], split, there)?)
+                Some(backend.halve_to(scratch, backend.at(block.inner), [pairs, inner], split, there)?)
             }
         };
-        let product = Product { w: down, out: backend.at(b.out), width: down.rows, bias: down_bias };
+        let product =
+            Product { w: &w.down, out: backend.at(block.out), width: w.down.rows, bias: biases.down };
         let tiles = Tiles { sources: 0, ..tiles };
         let (shape, kernel, args) = match halves {
-            None => backend.few_products(&kernels, &[product], backend.at(b.gate), tiles, None),
+            None => backend.few_products(&kernels, &[product], backend.at(block.inner), tiles, None),
             Some(halves) => backend.tiled_products(&kernels, &[product], halves, tiles),
         };
         backend.record(kernel, shape, args)
@@ -202,19 +207,63 @@ impl GpuExperts {
     }
 }
 
+/// A block of the experts of a layer.
+#[derive(Clone, Copy)]
+struct BlockOf {
+    layer: LayerIdx,
+    x: Buf,
+    block: ExpertBlock,
+    /// Whether it is that of the adjugate experts.
+    is_adjugate: bool,
+}
+
+impl BlockOf {
+    /// The block of each expert.
+    fn each(experts: &Experts) -> BlockOf {
+        BlockOf { layer: experts.layer, x: experts.x, block: experts.block, is_adjugate: false }
+    }
+
+    fn matrices<'s>(&self, slots: &'s ExpertSlots) -> &'s Parts<DeviceMatrix> {
+        let layer = slots.layer(self.layer);
+        match self.is_adjugate {
+            true => layer.adjugate.as_ref().expect("it was declared"),
+            false => &layer.parts,
+        }
+    }
+}
+
 impl CudaBackend {
-    /// Combines the outputs of gate and up, in the rows of these experts.
+    /// The products with a block's input: with gate and up, or with up alone.
+    fn input_products<'w>(
+        &self,
+        block: &ExpertBlock,
+        w: &'w Parts<DeviceMatrix>,
+        biases: Parts<Address>,
+    ) -> SmallVec<[Product<'w>; 2]> {
+        let product =
+            |w: &'w DeviceMatrix, out: Buf, bias| Product { w, out: self.at(out), width: w.rows, bias };
+        match w.gate.as_ref().zip(block.up) {
+            Some((gate, up)) => smallvec![
+                product(gate, block.inner, biases.gate.unwrap_or_default()),
+                product(&w.up, up, biases.up)
+            ],
+            None => smallvec![product(&w.up, block.inner, biases.up)],
+        }
+    }
+
+    /// Applies the activation function in the rows of these experts.
     fn activate_pairs(
         &mut self,
-        experts: &Experts,
-        gate: &DeviceMatrix,
+        block: &ExpertBlock,
+        w: &DeviceMatrix,
         rows: usize,
         owners: Address,
     ) -> Result<()> {
         let kernels = self.kernels()?;
-        let b = experts.buffers;
-        let args = Args::new().at(self.at(b.gate)).at(self.at(b.up)).int(gate.rows);
-        let args = put_activation(args, experts.activation).at(owners).at(gate.slots);
+        // Without a gate, the function ignores the other operand.
+        let up = block.up.unwrap_or(block.inner);
+        let args = Args::new().at(self.at(block.inner)).at(self.at(up)).int(w.rows);
+        let args = put_activation(args, block.activation).at(owners).at(w.slots);
         self.record(kernels.activate_rows, Shape::new([rows, 1, 1], 256), args)
     }
 }

@@ -14,7 +14,7 @@ use forebay_engine::internals::experts::{
     Access, Acquisition, Assistant, BatchShape, DeviceSlots, ExecutorBuilder, ExpertExecutor, ExpertSetup,
     ExpertStore, Lease, Leases, Meanwhile, Mixture,
 };
-use forebay_engine::{ExpertIdx, LayerIdx, Result};
+use forebay_engine::{ExpertIdx, Result};
 use smallvec::SmallVec;
 
 use crate::backend::CudaBackend;
@@ -43,7 +43,7 @@ impl ExecutorBuilder for CudaBackend {
     fn build(mut self: Box<Self>, setup: ExpertSetup<'_>) -> Result<Box<dyn ExpertExecutor>> {
         let ExpertSetup { store, classes, device_slots, prefetch, assistant } = setup;
         let (slots, made) = ExpertSlots::new(&self.gpu, store.layers(), classes, device_slots)?;
-        for part in slots.layers.iter().flatten().flat_map(|layer| &layer.parts) {
+        for part in slots.layers.iter().flatten().flat_map(|layer| layer.matrices()) {
             self.note_kind(part.kind);
         }
         // All kinds of weights are known now. Compiling here keeps the first answer fast.
@@ -165,21 +165,20 @@ impl CudaExecutor {
         // The link to the GPU is the bottleneck, so uploads start before anything else.
         gpu.demand(acquisition.demanded())?;
         if let Some(assistant) = assistant.as_mut().filter(|_| !elsewhere.is_empty()) {
-            let x = experts.buffers.x;
+            let x = experts.x;
             gpu.backend.read(x, assistant.input(self.batch.rows * x.width()))?;
         }
         // A prompt needs nearly all experts, and the store reads ahead for it anyway.
         let next = mixture.next.filter(|_| self.prefetch && few);
-        let predicted = next.map(|next| gpu.predict(&mixture, next)).transpose()?;
+        let predicted = next.map(|next| gpu.predict(&mixture, next.router)).transpose()?;
         if !acquisition.on_device().is_empty() {
             gpu.compute_there(&experts, &chosen, acquisition.on_device())?;
         }
-        let next_layer = LayerIdx(experts.layer.0 + 1);
         let mut likely: SmallVec<[ExpertIdx; 32]> = SmallVec::new();
-        if let Some(predicted) = &predicted {
+        if let Some((predicted, next)) = predicted.as_ref().zip(next) {
             gpu.await_prediction(predicted, expected)?;
             likely.extend(expected.likeliest());
-            store.prefetch(next_layer, &likely);
+            store.prefetch(next.layer, &likely);
         }
         // The drive is busy meanwhile.
         meanwhile(&mut gpu.backend)?;
@@ -188,23 +187,23 @@ impl CudaExecutor {
         }
         // The experts in RAM are being uploaded, and the drive is busy.
         if let Some(assistant) = assistant.filter(|_| !elsewhere.is_empty()) {
-            gpu.put_outputs(experts.buffers, assistant.compute(&experts, routing, elsewhere))?;
+            gpu.put_outputs(&experts, assistant.compute(&experts, routing, elsewhere))?;
         }
         while gpu.compute_next(&mut acquisition, &mixture, &chosen)? {}
-        if mixture.next.is_some() {
+        if let Some(next) = mixture.next {
             // If a prompt asks for nearly all experts, no prediction is needed.
             let nearly_all = !few && 4 * routing.chosen().len() >= 3 * mixture.router.experts;
             let room = gpu.slots.room();
             let leases = match nearly_all {
-                true => store.prefetch_to_device(next_layer, store.layer_experts(next_layer), room),
-                false => store.prefetch_to_device(next_layer, likely.into_iter(), room),
+                true => store.prefetch_to_device(next.layer, store.layer_experts(next.layer), room),
+                false => store.prefetch_to_device(next.layer, likely.into_iter(), room),
             };
             // Otherwise the link would be idle until the next layer has chosen.
             if !leases.is_empty() {
                 gpu.slots.send(leases)?;
             }
         }
-        gpu.sum(&chosen, experts.buffers.out, mixture.out)
+        gpu.sum(&chosen, experts.block.out, mixture.out)
     }
 }
 

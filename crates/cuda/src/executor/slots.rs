@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, Zeroable};
 use forebay_engine::internals::experts::tier::part_of;
 use forebay_engine::internals::experts::{DevicePart, DeviceSlot, ExpertLayer, Lease, Leases, SlotClasses};
-use forebay_engine::{Bytes, Error, Result};
+use forebay_engine::{Bytes, Error, LayerIdx, Result};
 
 use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream};
-use crate::weights::{DeviceMatrix, LayerExperts, PlaneSource};
+use crate::weights::{LayerExperts, PlaneSource};
 
 /// A part of a slot that a kernel rearranges, in the kernel's layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -172,9 +172,9 @@ impl ExpertSlots {
         self.arenas[slot.class].address(slot.slot)
     }
 
-    /// The matrices of a layer's experts: gate, up and down.
-    pub fn products(&self, layer: usize) -> [&DeviceMatrix; 3] {
-        self.layers[layer].as_ref().expect("it has experts").parts.each_ref()
+    /// The experts of a layer.
+    pub fn layer(&self, layer: LayerIdx) -> &LayerExperts {
+        self.layers[layer.0].as_ref().expect("it has experts")
     }
 
     /// Sets the table in which kernels look for a layer's experts.

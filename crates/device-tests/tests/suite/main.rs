@@ -32,6 +32,10 @@ impl Device for Processor {
         512
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        Ok(1e9)
+    }
+
     fn link_speed(&self) -> Result<f64> {
         Ok(1e9)
     }

@@ -62,6 +62,16 @@ impl<P: Pieces> KvPages<P> {
         KvPages { shape, kind, memory, pages: Vec::new(), len: 0 }
     }
 
+    /// The number of positions.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no positions.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The shape of keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
@@ -179,10 +189,6 @@ fn read(kind: KvType, page: &[u8], at: usize, len: usize) -> KvRef<'_> {
 }
 
 impl<P: Pieces> LayerState for KvPages<P> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
     fn reach(&self, len: usize) -> usize {
         let len = len.min(self.len);
         // Tries one position after another, each of which needs few pages.

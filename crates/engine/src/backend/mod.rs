@@ -29,8 +29,8 @@ pub use kv::{KvPages, KvType};
 pub use logits::{Best, Logits};
 pub(crate) use logits::{Kept, Row, note_loss};
 pub use operations::{
-    Attention, Convolution, DeltaRule, DeltaShape, ExpertBuffers, Experts, HeadMatrices, HeadOrder, Heads,
-    Rope, RowPart,
+    Attention, Convolution, DeltaRule, DeltaShape, ExpertBlock, Experts, HeadMatrices, HeadOrder, Heads,
+    Parts, Rope, RowPart,
 };
 pub use pieces::Pieces;
 pub(crate) use ranking::buffer as rank_buffer;
@@ -137,8 +137,8 @@ pub trait Backend: Send {
     /// `x[t] = x[t] · w`, where `w` has one number for each of a row, or one for all.
     fn scale(&mut self, x: Buf, w: Vector) -> Result<()>;
 
-    /// `gate = activation(gate, up)`
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()>;
+    /// `x = activation(x, up)`, or `x = activation(x)` if the activation function has no gate.
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()>;
 
     /// `x = x · function(gate)`, where a number of `gate`'s row belongs to one of `x` or to several consecutive ones.
     fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()>;

@@ -50,20 +50,74 @@ pub struct Attention {
     pub sinks: Option<Vector>,
 }
 
-/// The routed experts of a layer.
+/// One thing for each matrix of a feed-forward block, which computes `W_d activation(W_g x, W_u x)`, or `W_d
+/// activation(W_u x)` without a gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts<T> {
+    /// For `W_g`, the gate projection, if the block has one.
+    pub gate: Option<T>,
+    /// For `W_u`, the up projection.
+    pub up: T,
+    /// For `W_d`, the down projection.
+    pub down: T,
+}
+
+impl<T> Parts<T> {
+    /// Those that there are, in the order gate, up, down.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
+
+    /// What `function` makes of each, in the same order.
+    pub fn each<U>(&self, mut function: impl FnMut(&T) -> U) -> Parts<U> {
+        Parts {
+            gate: self.gate.as_ref().map(&mut function),
+            up: function(&self.up),
+            down: function(&self.down),
+        }
+    }
+}
+
+impl<T: Copy> Parts<T> {
+    /// Those of the matrices that multiply the block's input: gate and up, or up alone.
+    pub fn inputs(&self) -> [Option<T>; 2] {
+        match self.gate {
+            Some(gate) => [Some(gate), Some(self.up)],
+            None => [Some(self.up), None],
+        }
+    }
+}
+
+/// The routed experts of a layer. An expert is a feed-forward block or, with adjugate experts, the sum of two.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts {
     /// The layer that the experts belong to.
     pub layer: LayerIdx,
-    /// The experts' buffers.
-    pub buffers: ExpertBuffers,
-    /// The activation function.
+    /// `[rows, width]` The input.
+    pub x: Buf,
+    /// The block of each expert. Its output is that of the expert.
+    pub block: ExpertBlock,
+    /// The smaller blocks that are added to those of the experts, and their factor.
+    pub adjugate: Option<(ExpertBlock, f32)>,
+}
+
+/// A feed-forward block of each expert of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertBlock {
+    /// The activation function, which says whether there is a gate.
     pub activation: Activation,
-    /// Biases of gate, up and down of all experts, one expert after another: `[experts · inner]` twice, then
-    /// `[experts · hidden]`
-    pub biases: Option<[Vector; 3]>,
-    /// `[experts]` Factors of the products of gate, up and down, before biases are added.
-    pub scales: [Option<Vector>; 3],
+    /// `[rows, top_k · inner]` The products with gate, or with up if there is no gate; then what the activation function
+    /// makes of them.
+    pub inner: Buf,
+    /// `[rows, top_k · inner]` The products with up, if there is a gate.
+    pub up: Option<Buf>,
+    /// `[rows, top_k · width]` The output of each expert of each token, in the order of
+    /// [`Routing`](crate::backend::Routing)'s places.
+    pub out: Buf,
+    /// Biases of all experts, one expert after another: `[experts · inner]`, for down `[experts · width]`
+    pub biases: Option<Parts<Vector>>,
+    /// `[experts]` Factors of the products, before biases are added.
+    pub scales: Parts<Option<Vector>>,
 }
 
 /// A causal convolution of single channels.
@@ -174,18 +228,4 @@ pub struct HeadMatrices {
     pub rows: usize,
     /// Whether the stored rows are the columns of the head's matrix.
     pub transposed: bool,
-}
-
-/// The buffers of the routed experts of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertBuffers {
-    /// The experts' input: `[rows, hidden]`
-    pub x: Buf,
-    /// `[rows, top_k · inner]`
-    pub gate: Buf,
-    /// `[rows, top_k · inner]`
-    pub up: Buf,
-    /// The output of each expert of each token: `[rows, top_k · hidden]`, in the order of
-    /// [`Routing`](crate::backend::Routing)'s places.
-    pub out: Buf,
 }

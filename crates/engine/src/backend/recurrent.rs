@@ -57,6 +57,11 @@ impl<P: Pieces> Recurrent<P> {
         Ok(Advance { from: before.last().map(|(_, piece)| &**piece), to })
     }
 
+    /// The number of positions.
+    fn len(&self) -> usize {
+        self.kept.last().map_or(0, |(len, _)| *len)
+    }
+
     fn recycle(&mut self, mut piece: Arc<P::Piece>) {
         if self.spare.is_none() && Arc::get_mut(&mut piece).is_some() {
             self.spare = Some(piece);
@@ -123,10 +128,6 @@ pub fn advance_batch(
 type Floats<'a> = (Option<&'a [f32]>, SmallVec<[(usize, &'a mut [f32]); 4]>);
 
 impl<P: Pieces> LayerState for Recurrent<P> {
-    fn len(&self) -> usize {
-        self.kept.last().map_or(0, |(len, _)| *len)
-    }
-
     fn reach(&self, len: usize) -> usize {
         self.kept.iter().rev().map(|(kept, _)| *kept).find(|&kept| kept <= len).unwrap_or(0)
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::state::Stateless;
 use crate::backend::{Backend, LayerState, StateShape};
 use crate::{LayerIdx, TokenId};
 
@@ -47,9 +48,13 @@ pub struct SequenceState {
 }
 
 impl SequenceState {
-    /// An empty state for layers of these shapes, from layer `first` on.
-    pub fn new(first: usize, shapes: &[StateShape], backend: &dyn Backend) -> SequenceState {
-        let layers = shapes.iter().map(|&shape| backend.new_state(shape)).collect();
+    /// An empty state for layers of these shapes, from layer `first` on. Layers without a shape keep nothing.
+    pub fn new(first: usize, shapes: &[Option<StateShape>], backend: &dyn Backend) -> SequenceState {
+        let state = |shape: &Option<StateShape>| match *shape {
+            Some(shape) => backend.new_state(shape),
+            None => Box::new(Stateless),
+        };
+        let layers = shapes.iter().map(state).collect();
         SequenceState { first, layers, len: 0, marks: SmallVec::new(), pins: SmallVec::new() }
     }
 

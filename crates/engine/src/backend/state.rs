@@ -70,14 +70,6 @@ impl KvShape {
 /// A layer may not be able to go back to every position: a window drops old positions, and a recurrent state keeps
 /// only the positions that were *marked* before they were computed. All layers of a sequence have the same marks.
 pub trait LayerState: Any + Send {
-    /// The number of positions.
-    fn len(&self) -> usize;
-
-    /// Whether it has no positions.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The largest position, at most `len`, that it can go back to.
     fn reach(&self, len: usize) -> usize;
 
@@ -110,6 +102,43 @@ pub trait LayerState: Any + Send {
 
     /// For the backend that made the state.
     fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+/// The state of a layer that keeps nothing, such as one without attention. It can go back to every position.
+pub(super) struct Stateless;
+
+impl LayerState for Stateless {
+    fn reach(&self, len: usize) -> usize {
+        len
+    }
+
+    fn truncate(&mut self, _: usize) {}
+
+    fn settle(&mut self, _: &[usize]) {}
+
+    fn bytes_for(&self, _: usize, _: &[usize]) -> u64 {
+        0
+    }
+
+    fn fork(&self) -> Box<dyn LayerState> {
+        Box::new(Stateless)
+    }
+
+    fn shared_bytes(&self) -> u64 {
+        0
+    }
+
+    fn save(&self, _: &mut dyn Write) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn load(&mut self, _: usize, _: &mut dyn Read) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
 }
 
 /// Reads a number of a snapshot.

@@ -90,7 +90,7 @@ impl DeltaNet {
         };
         b.delta_rule(&rule, batch)?;
         b.rms_norm(self.out, w.norm, self.eps, self.out)?;
-        b.activate(self.z, self.out, Activation::SwiGlu)?;
+        b.activate(self.z, Some(self.out), Activation::SwiGlu)?;
         b.matmul(self.z, &[(w.out, out)])
     }
 

@@ -2,15 +2,15 @@
 
 use crate::LayerIdx;
 use crate::backend::{
-    Activation, Backend, Buf, ExpertBuffers, Experts, Gate, Matrix, Router, RouterWeights, Vector,
+    Backend, Buf, ExpertBlock, Experts, Gate, Matrix, Parts, Router, RouterWeights, Vector,
 };
 use crate::blocks::Context;
-use crate::blocks::mlp::{Mlp, MlpWeights};
+use crate::blocks::mlp::Mlp;
 use crate::blocks::norm::Norm;
 use crate::error::Result;
-use crate::experts::Mixture;
+use crate::experts::{Mixture, NextMixture};
 
-/// The router of a mixture, and the mixture's buffers, which layers share.
+/// The router of a layer's mixture, its experts, and the buffers, which layers share.
 #[derive(Clone, Copy, Debug)]
 pub struct Moe {
     /// The settings of the router.
@@ -21,10 +21,12 @@ pub struct Moe {
     pub logits: Buf,
     /// `[rows, hidden]` The input.
     pub x: Buf,
-    /// The experts' buffers. If their input is not [`x`](Self::x), it is that times the weight of the best expert.
-    pub buffers: ExpertBuffers,
-    /// The experts' activation function.
-    pub activation: Activation,
+    /// What the experts read.
+    pub experts_read: ExpertInput,
+    /// The experts' block.
+    pub block: ExpertBlock,
+    /// The adjugate experts' block and its factor, if there are any.
+    pub adjugate: Option<(ExpertBlock, f32)>,
     /// The shared expert's buffers, if there is one.
     pub shared: Option<SharedExpert>,
 }
@@ -38,6 +40,30 @@ pub enum RouterInput {
     Normed(Norm, Buf),
     /// The layer's input. [`Moe::route_early`] computes the logits before the layer's attention.
     Early,
+}
+
+/// What the experts of a mixture read.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertInput {
+    /// The mixture's input.
+    Same,
+    /// The mixture's input times the weight of the best expert, in this buffer.
+    Weighed(Buf),
+    /// A projection of the mixture's input to fewer channels. Another projection takes their sum back.
+    Latent(Latent),
+}
+
+/// The projections to and from the channels in which experts compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Latent {
+    /// `[rows, latent]` The experts' input.
+    pub x: Buf,
+    /// `[rows, latent]` Their sum.
+    pub out: Buf,
+    /// `[latent, hidden]`
+    pub down: Matrix,
+    /// `[hidden, latent]`
+    pub up: Matrix,
 }
 
 /// The buffers of the shared expert, which every token uses.
@@ -58,32 +84,28 @@ pub struct MoeWeights {
     pub router: RouterWeights,
     /// The shared expert's weights, if there is one.
     pub shared: Option<SharedWeights>,
-    /// Biases of the experts' gate, up and down projections.
-    pub biases: Option<[Vector; 3]>,
-    /// `[experts]` Factors of the products of the experts' gate, up and down projections.
-    pub scales: [Option<Vector>; 3],
 }
 
 /// The weights of the shared expert in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedWeights {
     /// Its feed-forward block.
-    pub mlp: MlpWeights,
+    pub mlp: Parts<Matrix>,
     /// `[1, hidden]` The sigmoid of its product scales the expert's output; without it, the output is not scaled.
     pub gate: Option<Matrix>,
     /// `[1]` Another factor of the expert's output.
     pub scale: Option<Vector>,
 }
 
-/// A layer's mixture, and the next layer's router for prefetching.
+/// A layer's mixture, and the next one for prefetching.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeLayer<'a> {
     /// The layer.
     pub layer: LayerIdx,
     /// Its weights.
     pub weights: &'a MoeWeights,
-    /// The next layer's router, if it has one.
-    pub next: Option<RouterWeights>,
+    /// The next mixture, if there is one soon.
+    pub next: Option<NextMixture>,
     /// `[rows, hidden]` The residual stream.
     pub stream: Buf,
 }
@@ -105,8 +127,8 @@ impl Moe {
     /// # Errors
     /// The executor's, for example if an expert cannot be read.
     pub fn forward(&self, cx: &mut Context<'_>, layer: MoeLayer<'_>, out: Buf) -> Result<()> {
-        let &MoeWeights { router, shared, biases, scales } = layer.weights;
-        let Moe { buffers, activation, logits, x, .. } = *self;
+        let &MoeWeights { router, shared } = layer.weights;
+        let Moe { block, adjugate, logits, x, .. } = *self;
         let b = cx.backend();
         let input = match self.reads {
             RouterInput::Same => x,
@@ -117,11 +139,19 @@ impl Moe {
             }
         };
         let mut ready = matches!(self.reads, RouterInput::Early);
-        if buffers.x != x {
-            router.logits(b, input, logits)?;
-            b.weigh_by_best(x, logits, buffers.x)?;
-            ready = true;
-        }
+        let (read, sum) = match self.experts_read {
+            ExpertInput::Same => (x, out),
+            ExpertInput::Weighed(weighed) => {
+                router.logits(b, input, logits)?;
+                b.weigh_by_best(x, logits, weighed)?;
+                ready = true;
+                (weighed, out)
+            }
+            ExpertInput::Latent(latent) => {
+                b.matmul(x, &[(latent.down, latent.x)])?;
+                (latent.x, latent.out)
+            }
+        };
         let shared = self.shared.as_ref().zip(shared);
         let mixture = Mixture {
             router: &self.router,
@@ -130,8 +160,8 @@ impl Moe {
             input,
             logits,
             ready,
-            experts: Experts { layer: layer.layer, buffers, activation, biases, scales },
-            out,
+            experts: Experts { layer: layer.layer, x: read, block, adjugate },
+            out: sum,
             // Reborrows, to shorten the lifetime to that of the call.
             observer: match &mut cx.observer {
                 Some(observer) => Some(&mut **observer),
@@ -142,6 +172,9 @@ impl Moe {
             Some((shared, w)) => shared.forward(b, w, x),
             None => Ok(()),
         })?;
+        if let ExpertInput::Latent(latent) = self.experts_read {
+            cx.backend().matmul(latent.out, &[(latent.up, out)])?;
+        }
         match shared {
             Some((shared, _)) => cx.backend().add(out, shared.out),
             None => Ok(()),

@@ -12,7 +12,7 @@ use crate::experts::{
     Assistant, ExecutorBuilder, ExpertExecutor, ExpertSetup, ExpertStore, FileSource, SlotClasses,
     StoreOptions,
 };
-use crate::forecast::rehearsal::rehearse;
+use crate::forecast::rehearsal::{Computer, rehearse};
 use crate::memory::{Pressure, Region};
 use crate::models::{Blueprint, Model};
 use crate::plan::Plan;
@@ -71,14 +71,17 @@ impl DenseLoaded {
         let dense = blueprint.load_dense(&source, builder.backend(), &mut |bytes| progress.add(bytes))?;
         source.forget();
         let mut assistant = None;
-        if let Some(device) = options.device.as_ref().filter(|_| options.cpu_experts && plan.moves_experts())
-        {
+        let assists = options.cpu_experts && plan.device.is_some() && plan.moves_experts();
+        if let Some(device) = options.device.as_ref().filter(|_| assists) {
             let buffers = blueprint.buffers(Assistant::ROWS);
             let mut processor = CpuBackend::new(threads, options.precision, &buffers)?;
             blueprint.hand_over(&dense, &mut processor)?;
             let used: usize = blueprint.experts.iter().flatten().map(|layer| layer.used).sum();
             let bytes = model.traffic.experts as f64 / used.max(1) as f64;
-            let here = rehearse(&blueprint.products().1, threads, options.precision)? / used.max(1) as f64;
+            let here = rehearse(
+                &blueprint.products().1,
+                Computer { device: None, threads, precision: options.precision },
+            )? / used.max(1) as f64;
             assistant = Some(Assistant::new(processor, bytes / device.link_speed()?, here));
         }
         Ok(DenseLoaded { model, blueprint, classes, plan, threads, builder, dense, assistant })

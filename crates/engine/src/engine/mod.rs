@@ -277,7 +277,8 @@ impl Engine {
     }
 
     /// Measures the speeds that limit generation: the drive's, if experts are streamed, the RAM's, and the link's to a
-    /// device. The RAM's is measured on the dense weights, so that it needs no further memory. The first call takes
+    /// device. The RAM's is measured on the dense weights, so that it needs no further memory, or by a device that
+    /// computes from RAM. The first call takes
     /// about a second and disturbs answers in progress; later calls return the same values.
     ///
     /// # Errors
@@ -288,16 +289,16 @@ impl Engine {
         }
         let streams = self.0.memory.plan.streams();
         let drive = |layers| probe::drive_speed(&self.0.model.file, layers, self.0.setup.io, MOMENT);
-        // With a device, the dense weights are not in RAM.
-        let dense = self.0.memory.dense.get(..BEYOND_CACHES).filter(|_| self.0.memory.plan.device.is_none());
-        let speeds = Speeds {
-            memory: dense.map(|bytes| read_speed(bytes, self.0.setup.threads)),
-            drive: if streams { drive(self.0.experts.store.layers())? } else { None },
-            link: match &self.0.setup.device {
-                Some(device) if !self.0.memory.plan.device_holds_all_experts() => Some(device.link_speed()?),
-                _ => None,
-            },
+        let dense = self.0.memory.dense.get(..BEYOND_CACHES);
+        let (memory, link) = match &self.0.setup.device {
+            None => (dense.map(|bytes| read_speed(bytes, self.0.setup.threads)), None),
+            Some(device) if device.shares_memory() => (Some(device.memory_speed()?), None),
+            // The dense weights are not in RAM.
+            Some(_) if self.0.memory.plan.device_holds_all_experts() => (None, None),
+            Some(device) => (None, Some(device.link_speed()?)),
         };
+        let drive = if streams { drive(self.0.experts.store.layers())? } else { None };
+        let speeds = Speeds { memory, drive, link };
         Ok(*self.0.later.speeds.get_or_init(|| speeds))
     }
 
@@ -317,7 +318,12 @@ impl Engine {
         &self.0.model.routed
     }
 
-    /// The number of compute threads.
+    /// Whether a device computes, in its own memory or the computer's, and not the CPU.
+    pub fn is_on_device(&self) -> bool {
+        self.0.setup.device.is_some()
+    }
+
+    /// The number of compute threads of the CPU.
     pub fn threads(&self) -> usize {
         self.0.setup.threads
     }

@@ -252,11 +252,10 @@ impl Options {
             memory: self.memory,
             caller: self.caller,
             expert_memory: self.expert_memory,
-            device: self
-                .device
-                .as_ref()
-                .filter(|device| !device.shares_memory())
-                .map(|device| DeviceWishes { memory: device.memory(), chunk: device.chunk() }),
+            device: self.device.as_ref().map(|device| DeviceWishes {
+                memory: (!device.shares_memory()).then(|| device.memory()),
+                chunk: device.chunk(),
+            }),
         })
     }
 }

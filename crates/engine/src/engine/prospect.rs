@@ -10,7 +10,7 @@ use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::experts::{FileSource, IoMethod, SlotClasses};
 use crate::forecast::predict::{DriveSpeed, Outlook, Skew};
-use crate::forecast::rehearsal::{ComputeTime, rehearse};
+use crate::forecast::rehearsal::{ComputeTime, Computer, rehearse};
 use crate::forecast::trace::RoutedLayer;
 use crate::forecast::{DriveProbe, preference};
 use crate::format::ModelFile;
@@ -193,17 +193,16 @@ impl Prospect {
         DriveProbe::of_experts(&self.model.file, &self.blueprint.experts, io)
     }
 
-    /// Measures how long the products of one token take on this machine, on memory without weights.
+    /// Measures how long the products of one token take on this machine, on memory without weights: on the CPU, or on the
+    /// device if that shares the computer's memory.
     ///
     /// # Errors
-    /// If there is not enough memory, or no thread can be started.
+    /// If there is not enough memory, no thread can be started, or the device fails.
     pub fn compute_time(&self, options: &Options) -> Result<ComputeTime> {
-        let threads = options.thread_count()?;
+        let device = options.device.as_deref().filter(|device| device.shares_memory());
+        let computer = Computer { device, threads: options.thread_count()?, precision: options.precision };
         let (dense, experts) = self.blueprint.products();
-        Ok(ComputeTime {
-            dense: rehearse(&dense, threads, options.precision)?,
-            experts: rehearse(&experts, threads, options.precision)?,
-        })
+        Ok(ComputeTime { dense: rehearse(&dense, computer)?, experts: rehearse(&experts, computer)? })
     }
 
     /// Everything that is known about the model on this machine, from which its speed is predicted.

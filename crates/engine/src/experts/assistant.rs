@@ -65,16 +65,16 @@ impl Assistant {
     pub fn compute(&mut self, experts: &Experts, routing: &Routing, mut leases: Leases) -> &Outputs {
         let begun = Instant::now();
         leases.sort_unstable_by_key(Lease::expert);
-        let buffers = experts.buffers;
-        let width = buffers.x.width();
+        let x = experts.x;
+        let width = x.width();
         let weights: SmallVec<[_; 16]> = leases.iter().map(Lease::weights).collect();
         self.backend.begin(self.x.len() / width);
-        self.backend.fill(buffers.x, &self.x);
+        self.backend.fill(x, &self.x);
         self.backend.experts(experts, routing, &weights);
         let Outputs { pairs, values } = &mut self.outputs;
         pairs.clear();
         values.clear();
-        let all = self.backend.rows_of(buffers.out);
+        let all = self.backend.rows_of(experts.block.out);
         for (pair, place) in weights.iter().flat_map(|w| routing.pairs(w.expert)) {
             pairs.push(pair as u32);
             values.extend_from_slice(&all[place * width..][..width]);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::executor::{Access, BatchShape, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture};
-use super::{ExpertPart, ExpertStore, Lease};
+use super::{ExpertStore, Lease};
+use crate::ExpertIdx;
 use crate::backend::{Backend, CpuBackend, ExpertWeights, Routing};
 use crate::error::Result;
-use crate::{ExpertIdx, LayerIdx};
 
 /// Computes mixtures on the CPU.
 pub struct CpuExecutor {
@@ -91,10 +91,10 @@ impl ExpertExecutor for CpuExecutor {
         let mut acquisition = store.acquire(layer, routing.chosen(), self.access);
         // A prompt uses nearly all experts, and the store reads ahead for it anyway.
         if let Some(next) = next.filter(|_| self.prefetch && self.access == Access::Token) {
-            next.logits(backend, input, logits)?;
-            backend.route(logits, router, &next, expected)?;
+            next.router.logits(backend, input, logits)?;
+            backend.route(logits, router, &next.router, expected)?;
             let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
-            store.prefetch(LayerIdx(layer.0 + 1), &likely);
+            store.prefetch(next.layer, &likely);
         }
         // The drive reads in the meantime.
         meanwhile(backend)?;
@@ -103,7 +103,7 @@ impl ExpertExecutor for CpuExecutor {
             let weights: SmallVec<[ExpertWeights<'_>; 16]> = leases.iter().map(Lease::weights).collect();
             backend.experts(&experts, routing, &weights);
         }
-        backend.combine(routing, experts.buffers.out, out);
+        backend.combine(routing, experts.block.out, out);
         Ok(())
     }
 
@@ -116,12 +116,4 @@ impl ExpertExecutor for CpuExecutor {
     }
 
     fn forget(&mut self) {}
-}
-
-impl Lease {
-    /// The expert's matrices.
-    pub fn weights(&self) -> ExpertWeights<'_> {
-        let parts = [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| self.part(part));
-        ExpertWeights { expert: self.expert(), parts }
-    }
 }

@@ -161,7 +161,8 @@ impl ExpertStore {
         self.shared.lock().tier.as_ref().is_some_and(Tier::holds_all)
     }
 
-    /// Counts uses of experts that the device computed without asking the store, because it holds the whole layer.
+    /// Counts uses of experts that the device computed without asking the store, because the whole layer is in its
+    /// memory, or in that which it shares with the process.
     pub fn note_used(&self, layer: LayerIdx, experts: &[u32]) {
         let first = self.shared.numbering.layer(layer.0).start;
         let mut distinct: SmallVec<[usize; 64]> = experts.iter().map(|&e| first + e as usize).collect();
@@ -171,7 +172,7 @@ impl ExpertStore {
         for expert in distinct {
             state.policy.used(expert);
             state.meters.count(true, self.shared.expert_bytes(expert));
-            state.meters.device_hits += 1;
+            state.meters.device_hits += u64::from(state.tier.is_some());
             let pictures = state.pictures;
             state.asked[expert].note(pictures, true);
         }

@@ -18,9 +18,8 @@ pub struct Mixture<'a> {
     pub router: &'a Router,
     /// The router's weights in this layer.
     pub weights: RouterWeights,
-    /// The router's weights in the next layer, if there is one. Applied to this layer's input, it predicts which
-    /// experts the next layer will use.
-    pub next: Option<RouterWeights>,
+    /// The next mixture, if there is one soon.
+    pub next: Option<NextMixture>,
     /// `[rows, hidden]` The router's input.
     pub input: Buf,
     /// `[rows, experts]` The router's logits, if they are [ready](Self::ready), otherwise a scratch buffer for them.
@@ -29,10 +28,19 @@ pub struct Mixture<'a> {
     pub ready: bool,
     /// The experts and their buffers, among them the input `x`.
     pub experts: Experts,
-    /// `[rows, hidden]` The result.
+    /// `[rows, width]` The result, as wide as the experts' input.
     pub out: Buf,
     /// Receives the router's choice, if set.
     pub observer: Option<&'a mut RoutingObserver<'a>>,
+}
+
+/// The next mixture. Its router, applied to this one's input, predicts which experts it will use.
+#[derive(Clone, Copy, Debug)]
+pub struct NextMixture {
+    /// The layer.
+    pub layer: LayerIdx,
+    /// The router's weights in that layer.
+    pub router: RouterWeights,
 }
 
 /// Receives a layer and its router's choice.
@@ -194,14 +202,26 @@ pub trait Device: Send + Sync {
     /// The best number of prompt tokens to compute in one pass on this device.
     fn chunk(&self) -> usize;
 
-    /// The upload speed in bytes per second, from a short measurement.
+    /// The bytes per second that the device reads and writes when it copies within its memory, from a short measurement.
+    ///
+    /// # Errors
+    /// If the device has not enough memory for the measurement, or fails.
+    fn memory_speed(&self) -> Result<f64>;
+
+    /// The upload speed in bytes per second, from a short measurement. Not asked of a device that
+    /// [shares memory](Self::shares_memory).
     ///
     /// # Errors
     /// If the device has not enough memory for the measurement, or fails.
     fn link_speed(&self) -> Result<f64>;
 
+    /// Bytes that one call of [`pin`](Self::pin) pins: large enough to be worth a call, small enough to stop soon.
+    fn pins_at_once(&self) -> usize {
+        64 << 20
+    }
+
     /// Pins `memory`, so that the device copies from it directly while the returned value lives. Each copy must lie
-    /// within one pinned part.
+    /// within one pinned part. A device that [shares the process's memory](Self::shares_memory) computes from it.
     ///
     /// # Errors
     /// If the operating system refuses. Copies then take a slower path.

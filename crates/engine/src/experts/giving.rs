@@ -80,7 +80,8 @@ impl ExpertStore {
                 }
                 let Slot { expert, pins, given_back } = state.slots[class][slot];
                 let reading = expert.is_some_and(|e| matches!(state.experts[e], Residence::Reading { .. }));
-                if given_back || pins > 0 || reading || arena.returnable(slot) == 0 {
+                let held = expert.is_some_and(|e| state.held[self.shared.numbering.place(e).0] > 0);
+                if given_back || pins > 0 || reading || held || arena.returnable(slot) == 0 {
                     continue;
                 }
                 if let Some(expert) = expert {

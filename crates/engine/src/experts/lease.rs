@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use super::io::{Priority, Read};
 use super::slots::Placement;
 use super::tier::DeviceSlot;
-use super::{ExpertPart, ExpertStore, MAX_RANGES, PartShape, Residence, Shared, StoreState};
+use super::{ExpertStore, MAX_RANGES, PartShape, Residence, Shared, StoreState};
+use crate::backend::{ExpertWeights, Parts};
 use crate::error::{Error, Result};
 use crate::{ExpertIdx, LayerIdx};
 
@@ -274,11 +275,8 @@ impl Lease {
 
     /// The bytes of the slot as they were read, and where each of the expert's ranges starts in them.
     pub fn raw(&self) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
-        let placement = Placement::new(self.shared.ranges(self.number));
-        let arena = &self.shared.arenas[self.shared.class(self.number)];
-        let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
         // SAFETY: the expert was read into the slot, and the lease pins it, so nobody writes to it.
-        (unsafe { arena.bytes(self.slot, placement.bytes) }, starts)
+        unsafe { self.shared.raw(self.number, self.slot) }
     }
 
     /// The expert's index in its layer.
@@ -286,24 +284,45 @@ impl Lease {
         ExpertIdx(self.shared.numbering.place(self.number).1 as u32)
     }
 
-    /// One matrix of the expert.
-    pub fn part(&self, part: ExpertPart) -> MatRef<'_> {
+    /// The expert's matrices.
+    pub fn weights(&self) -> ExpertWeights<'_> {
         let (layer, index) = self.shared.numbering.place(self.number);
         let layer = self.shared.layers[layer].as_ref().expect("it has experts");
-        let PartShape { encoding, rows, cols, planes, pick } = layer.parts[part as usize];
         let extents = Placement::new(&layer.experts[index]).extents;
         let arena = &self.shared.arenas[self.shared.class(self.number)];
-        let [codes, scales, biases] = planes.map(|plane| match plane {
-            // SAFETY: the expert was read into the slot by this placement, and the lease pins it, so nobody writes to
-            // it.
-            Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
-            None => &[],
-        });
-        let stored = MatRef::from_planes(encoding, rows * pick.of, cols, Planes { codes, scales, biases });
-        match pick.step {
-            1 => stored.rows(pick.first..pick.first + rows),
-            step => stored.every(pick.first, step),
+        let matrix = |&PartShape { encoding, rows, cols, planes, pick }: &PartShape| {
+            let [codes, scales, biases] = planes.map(|plane| match plane {
+                // SAFETY: the expert was read into the slot by this placement, and the lease pins it, so nobody writes
+                // to it.
+                Some(plane) => unsafe { arena.part(self.slot, &extents[plane]) },
+                None => &[],
+            });
+            let stored =
+                MatRef::from_planes(encoding, rows * pick.of, cols, Planes { codes, scales, biases });
+            match pick.step {
+                1 => stored.rows(pick.first..pick.first + rows),
+                step => stored.every(pick.first, step),
+            }
+        };
+        let block = |parts: &Parts<PartShape>| parts.each(matrix);
+        ExpertWeights {
+            expert: ExpertIdx(index as u32),
+            parts: block(&layer.parts),
+            adjugate: layer.adjugate.as_ref().map(block),
         }
+    }
+}
+
+impl Shared {
+    /// The bytes of an expert's slot as they were read, and where each of the expert's ranges starts in them.
+    ///
+    /// # Safety
+    /// The expert was read into the slot, and nobody may write to it while the slice lives.
+    pub(super) unsafe fn raw(&self, expert: usize, slot: usize) -> (&[u8], SmallVec<[usize; MAX_RANGES]>) {
+        let placement = Placement::new(self.ranges(expert));
+        let starts = placement.extents.iter().map(|extent| extent.place + extent.lead).collect();
+        // SAFETY: promised by the caller.
+        (unsafe { self.arenas[self.class(expert)].bytes(slot, placement.bytes) }, starts)
     }
 }
 

@@ -13,6 +13,7 @@ mod device;
 mod executor;
 mod giving;
 pub(crate) mod heat;
+mod held;
 pub mod io;
 mod lease;
 mod meters;
@@ -35,9 +36,10 @@ pub use cpu::CpuExecutor;
 pub use device::DeviceSlots;
 pub use executor::{
     Access, BatchShape, Device, ExecutorBuilder, ExpertExecutor, ExpertSetup, Meanwhile, Mixture,
-    RoutingObserver,
+    NextMixture, RoutingObserver,
 };
 pub use giving::Given;
+pub use held::Held;
 pub use io::{ByteSource, FileSource, IoMethod};
 pub use lease::{Acquisition, Lease, Leases};
 pub use meters::Meters;
@@ -45,6 +47,7 @@ pub use picture::{Asked, Picture, Residency, Sight};
 pub use slots::{SlotClass, SlotClasses};
 pub use tier::{DevicePart, DeviceSlot};
 
+use crate::backend::Parts;
 use crate::error::{Error, Result};
 use crate::format::{FileIdx, ModelFile};
 use crate::{ExpertIdx, LayerIdx};
@@ -99,28 +102,23 @@ pub struct ByteRange {
     pub len: usize,
 }
 
-/// The matrices of an expert, in the order of [`ExpertLayer::parts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertPart {
-    /// `W_g`, the gate projection
-    Gate,
-    /// `W_u`, the up projection
-    Up,
-    /// `W_d`, the down projection
-    Down,
-}
-
-/// The byte ranges of an expert: three if each matrix has one plane, at most [`MAX_RANGES`].
+/// The byte ranges of an expert: three if it has three matrices of one plane, at most [`MAX_RANGES`].
 pub type Ranges = SmallVec<[ByteRange; 3]>;
 
-/// The largest number of ranges of an expert: three matrices of three planes.
-pub const MAX_RANGES: usize = 9;
+/// The largest number of planes of a matrix.
+const PLANES: usize = 3;
 
-/// The routed experts of one layer: their shape and where their bytes are.
+/// The largest number of ranges of an expert: two blocks of three matrices.
+pub const MAX_RANGES: usize = 6 * PLANES;
+
+/// The routed experts of one layer: their form and where their bytes are.
 #[derive(Clone, Debug)]
 pub struct ExpertLayer {
-    /// Gate, up and down, the same for all experts of the layer.
-    pub parts: [PartShape; 3],
+    /// The matrices of an expert's block, the same for all experts of the layer.
+    pub parts: Parts<PartShape>,
+    /// Those of a second, smaller block, which neighbouring experts share (GroveMoE's adjugate experts), if there is
+    /// one. It is read with each of them, so all bytes that an expert needs are in its slot.
+    pub adjugate: Option<Parts<PartShape>>,
     /// The byte ranges of each expert. Their number and lengths are the same for all.
     pub experts: Vec<Ranges>,
     /// How many experts a token uses.
@@ -128,6 +126,11 @@ pub struct ExpertLayer {
 }
 
 impl ExpertLayer {
+    /// The matrices of an expert, in both blocks.
+    pub fn matrices(&self) -> impl Iterator<Item = &PartShape> {
+        self.parts.iter().chain(self.adjugate.iter().flat_map(Parts::iter))
+    }
+
     /// Bytes of one expert.
     pub fn expert_bytes(&self) -> u64 {
         self.experts.first().map_or(0, |ranges| ranges.iter().map(|r| r.len as u64).sum())
@@ -190,6 +193,9 @@ struct StoreState {
     asked: Vec<LastAsked>,
     /// The number of pictures taken.
     pictures: u32,
+    /// By layer: how many keep all of its experts in their slots, and how often an expert has arrived in a slot.
+    held: Vec<usize>,
+    arrivals: Vec<u64>,
     /// By class: slots without an expert.
     free: Vec<Vec<usize>>,
     /// Which experts are in device memory, if the device has slots.
@@ -314,6 +320,8 @@ impl ExpertStore {
             sent: Vec::new(),
             asked: vec![LastAsked::default(); numbering.count()],
             pictures: 0,
+            held: vec![0; layers.len()],
+            arrivals: vec![0; layers.len()],
             slots: options.slots.iter().map(|&n| vec![Slot::default(); n]).collect(),
             free: options.slots.iter().map(|&n| (0..n).rev().collect()).collect(),
             tier: None,
@@ -404,7 +412,8 @@ impl ExpertStore {
     /// Pins the slots in the background, as far as the operating system allows, so that `device` copies from them
     /// directly.
     pub fn pin(&self, device: &Arc<dyn Device>) {
-        self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), self.slot_memory(pinning::STEP)));
+        let parts = || self.slot_memory(device.pins_at_once());
+        self.pinning.get_or_init(|| Pinning::start(Arc::clone(device), parts()));
     }
 
     /// Waits until [`pin`](Self::pin) has finished.
@@ -573,9 +582,12 @@ impl Shared {
         let slot = match state.free[class].pop() {
             Some(slot) => slot,
             None => {
-                let StoreState { slots, experts, policy, tier, .. } = state;
+                let StoreState { slots, experts, policy, tier, held, .. } = state;
                 let resident = |slot: &Slot| {
                     let expert = slot.expert.filter(|_| slot.pins == 0)?;
+                    if held[self.numbering.place(expert).0] > 0 {
+                        return None;
+                    }
                     matches!(experts[expert], Residence::Memory { .. }).then_some(expert)
                 };
                 let candidates = || slots[class].iter().filter_map(resident);
@@ -620,6 +632,7 @@ impl Shared {
             _ => Residence::Reading { slot, left: left - 1 },
         };
         if left == 1 {
+            state.arrivals[self.numbering.place(expert).0] += 1;
             if state.experts[expert] == Residence::Drive {
                 let class = self.class(expert);
                 state.slots[class][slot] = Slot::default();

@@ -7,9 +7,6 @@ use std::thread::JoinHandle;
 use super::executor::Device;
 use crate::memory::SharedBytes;
 
-/// Bytes pinned per call: large enough to be worth a call, small enough to stop soon.
-pub const STEP: usize = 64 << 20;
-
 /// Keeps slots pinned, as far as the operating system allows, while it lives. Pinning makes all pages of the slots
 /// resident, which takes a while, so a background thread does it.
 pub struct Pinning {

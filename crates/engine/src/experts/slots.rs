@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::io::BLOCK;
-use super::{ByteRange, ExpertLayer, MAX_RANGES};
+use super::{ByteRange, ExpertLayer, MAX_RANGES, PLANES};
 use crate::error::Result;
 use crate::memory::Region;
 
@@ -62,7 +62,8 @@ impl SlotClasses {
             let bytes = layer.experts.iter().map(|e| Placement::new(e).bytes).max().unwrap_or(0);
             let c = &mut classes[class];
             c.bytes = c.bytes.max(bytes);
-            c.device_bytes = layer.expert_bytes() as usize + MAX_RANGES * DEVICE_PLANE;
+            let planes = layer.matrices().count() * PLANES;
+            c.device_bytes = layer.expert_bytes() as usize + planes * DEVICE_PLANE;
             c.device_bytes = c.device_bytes.next_multiple_of(DEVICE_ALIGNMENT);
             c.experts += layer.experts.len();
             c.used = c.used.max(layer.used);

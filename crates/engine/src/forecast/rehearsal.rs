@@ -1,14 +1,15 @@
 //! Measures the time of a token's matrix products on this machine, without the model's weights.
 //!
 //! Types with few bits are limited by unpacking, types with many by memory bandwidth. So the time is measured and not
-//! calculated: the same kernels run on memory of the same types and shapes. If the model has enough weights, this memory is
+//! calculated: the same kernels run on memory of the same types and shapes, on the CPU or on a device that computes from RAM. If the model has enough weights, this memory is
 //! larger than the caches.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Buf, BufShape, CpuBackend, HostMatrix, Matrix, Precision, Weight};
+use crate::backend::{Buf, BufShape, CpuBackend, HostMatrix, Matrix, Precision, Weight};
 use crate::error::Result;
+use crate::experts::{Device, ExecutorBuilder};
 use crate::memory::{ALIGNMENT, Machine, Region};
 use crate::models::Product;
 
@@ -30,20 +31,39 @@ const DURATION: Duration = Duration::from_millis(250);
 /// In a scale of any type, this byte gives a small number that is neither zero nor infinite nor subnormal (which is slow).
 const FILLING: u8 = 0x3c;
 
+/// What computes the products.
+#[derive(Clone, Copy)]
+pub struct Computer<'a> {
+    /// The device; `None` for the CPU.
+    pub device: Option<&'a dyn Device>,
+    /// Threads of the CPU.
+    pub threads: usize,
+    pub precision: Precision,
+}
+
+impl Computer<'_> {
+    fn builder(self, buffers: &[BufShape]) -> Result<Box<dyn ExecutorBuilder>> {
+        match self.device {
+            Some(device) => device.executor(self.precision, buffers),
+            None => Ok(Box::new(CpuBackend::new(self.threads, self.precision, buffers)?)),
+        }
+    }
+}
+
 /// The seconds of these products.
 ///
 /// # Errors
-/// If memory cannot be allocated or threads cannot be started.
-pub fn rehearse(products: &[Product], threads: usize, precision: Precision) -> Result<f64> {
+/// If memory cannot be allocated, threads cannot be started, or the device fails.
+pub fn rehearse(products: &[Product], computer: Computer<'_>) -> Result<f64> {
     let mut seconds = 0.0;
     for product in products {
-        seconds += product.read as f64 / speed(product, threads, precision)?;
+        seconds += product.read as f64 / speed(product, computer)?;
     }
     Ok(seconds)
 }
 
 /// Bytes of weights per second.
-fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64> {
+fn speed(product: &Product, computer: Computer<'_>) -> Result<f64> {
     let Product { encoding, rows, cols, together, stored, .. } = *product;
     let planes = encoding.plane_bytes(rows, cols).expect("the model has such a matrix");
     let bytes: usize = planes.iter().sum();
@@ -57,7 +77,8 @@ fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64>
     let shape = |width| BufShape { rows: 1, width };
     let mut shapes = vec![shape(cols)];
     shapes.resize(1 + together, shape(rows));
-    let mut backend = CpuBackend::new(threads, precision, &shapes)?;
+    let mut builder = computer.builder(&shapes)?;
+    let backend = builder.backend();
     let mut end = 0;
     for _ in 0..count {
         let planes = [0, 1, 2].map(|plane| {
@@ -75,9 +96,12 @@ fn speed(product: &Product, threads: usize, precision: Precision) -> Result<f64>
             (0..together).map(each).collect()
         })
         .collect();
+    let (last, mut result) = (Buf { id: together, width: rows }, vec![0.0; rows]);
     let mut pass = || -> Result<()> {
         backend.begin(1);
-        sets.iter().try_for_each(|set| backend.matmul(x, set))
+        sets.iter().try_for_each(|set| backend.matmul(x, set))?;
+        // A device has computed when a result has been read.
+        backend.read(last, &mut result)
     };
     // The first pass warms caches and threads.
     pass()?;
@@ -108,7 +132,7 @@ mod tests {
         for encoding in encodings {
             let product = Product { encoding, rows: 64, cols: 256, together: 2, read: 1000, stored: 1 };
             for precision in [Precision::Fast, Precision::Exact] {
-                let seconds = rehearse(&[product], 1, precision).unwrap();
+                let seconds = rehearse(&[product], Computer { device: None, threads: 1, precision }).unwrap();
                 assert!(seconds > 0.0 && seconds.is_finite(), "{encoding}");
             }
         }

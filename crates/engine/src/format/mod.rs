@@ -291,18 +291,23 @@ impl ModelFile {
 /// The prefixes of the text model in models with vision or audio, and what takes their place.
 const NESTED: [(&str, &str); 2] = [("model.language_model.", "model."), ("language_model.", "")];
 
+/// Another prefix of a text model's tensors, and what takes its place.
+const BACKBONE: (&str, &str) = ("backbone.", "model.");
+
 /// The text model's prefix in a tensor's name, if it has one.
 pub(crate) fn nesting(name: &str) -> Option<&'static str> {
     NESTED.into_iter().map(|(prefix, _)| prefix).find(|prefix| name.starts_with(prefix))
 }
 
-/// A tensor's name without the text model's prefix in models with vision or audio.
+/// A tensor's name without the text model's prefix in models with vision or audio, and with the usual prefix.
 pub(crate) fn known_name(format: Format, name: &str) -> Cow<'_, str> {
     if format == Format::Gguf {
         return Cow::Borrowed(name);
     }
-    let nested = NESTED.iter().find_map(|(prefix, instead)| Some((name.strip_prefix(prefix)?, instead)));
-    match nested {
+    let prefixes = NESTED.iter().chain([&BACKBONE]);
+    let known =
+        prefixes.into_iter().find_map(|(prefix, instead)| Some((name.strip_prefix(prefix)?, instead)));
+    match known {
         Some((rest, &"")) => Cow::Borrowed(rest),
         Some((rest, instead)) => Cow::Owned(format!("{instead}{rest}")),
         None => Cow::Borrowed(name),

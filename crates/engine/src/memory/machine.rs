@@ -34,7 +34,11 @@ impl Machine {
     /// Measures.
     pub fn now() -> Machine {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        Machine { resident: resident_in_the_end(&status), ..Machine::at(Path::new("/")) }
+        let machine = Machine { resident: resident_in_the_end(&status), ..Machine::at(Path::new("/")) };
+        // A Mac has no such files.
+        #[cfg(target_os = "macos")]
+        let machine = super::mac::machine().unwrap_or(machine);
+        machine
     }
 
     /// Measures with the system's files below `root`. The tightest limit counts: the machine's, or that of a control
@@ -272,7 +276,10 @@ pub fn of_process(name: &str) -> Option<u64> {
 /// The process's resident memory at the moment, without file pages that the kernel can drop; zero if the system does
 /// not tell.
 pub fn resident() -> u64 {
-    resident_now(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+    let resident = resident_now(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    #[cfg(target_os = "macos")]
+    let resident = super::mac::resident().unwrap_or(resident);
+    resident
 }
 
 fn resident_now(status: &str) -> u64 {

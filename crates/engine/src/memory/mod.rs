@@ -1,6 +1,8 @@
 //! Memory: regions that hold weights, measurements of the machine, and the ledger of who uses how much.
 
 mod ledger;
+#[cfg(target_os = "macos")]
+mod mac;
 mod machine;
 mod region;
 

@@ -285,7 +285,73 @@ mod platform {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(target_os = "macos")]
+mod platform {
+    use std::ffi::c_void;
+    use std::io;
+    use std::ptr::NonNull;
+
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    /// A private anonymous mapping. Its pages become resident when they are written, and belong to it alone, so that a
+    /// GPU can use them in place.
+    pub struct Pages {
+        mapping: NonNull<c_void>,
+        len: usize,
+    }
+
+    // SAFETY: it owns the mapping, like a boxed slice.
+    unsafe impl Send for Pages {}
+    // SAFETY: as above.
+    unsafe impl Sync for Pages {}
+
+    impl Pages {
+        pub fn new(len: usize, _: super::PageSize) -> io::Result<Pages> {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+            let mapping =
+                unsafe { mmap_anonymous(std::ptr::null_mut(), len.max(1), access, MapFlags::PRIVATE)? };
+            Ok(Pages { mapping: NonNull::new(mapping).ok_or(io::ErrorKind::OutOfMemory)?, len })
+        }
+
+        pub fn populate(&self, _: std::ops::Range<usize>) {}
+
+        /// Empty: the system drops no pages at once that a GPU may have wired.
+        pub fn whole_pages(&self, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+            range.start..range.start
+        }
+
+        /// # Safety
+        /// None, because it does nothing.
+        pub unsafe fn give_back(&self, _: std::ops::Range<usize>) -> Option<usize> {
+            None
+        }
+
+        pub fn first(&self) -> *mut u8 {
+            self.mapping.as_ptr().cast()
+        }
+
+        pub fn bytes(&self) -> &[u8] {
+            // SAFETY: the mapping is readable, initialised by the kernel, and lives as long as `self`.
+            unsafe { std::slice::from_raw_parts(self.first(), self.len) }
+        }
+
+        pub fn bytes_mut(&mut self) -> &mut [u8] {
+            // SAFETY: as above, and borrowed exclusively.
+            unsafe { std::slice::from_raw_parts_mut(self.first(), self.len) }
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: it owns the mapping, and nothing borrows from it any more.
+            let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.len.max(1)) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod platform {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::io;

@@ -57,7 +57,7 @@ impl Blueprint {
                 file.display()
             )));
         }
-        for shape in self.model.state() {
+        for shape in self.model.state().into_iter().flatten() {
             if let StateShape::Attention(kv) = shape
                 && !device.attends(&kv)
             {
@@ -123,7 +123,7 @@ impl Blueprint {
         }
         let mut experts = Vec::new();
         for layer in self.experts.iter().flatten() {
-            for &PartShape { encoding, rows, cols, .. } in &layer.parts {
+            for &PartShape { encoding, rows, cols, .. } in layer.matrices() {
                 let bytes = encoding.plane_bytes(rows, cols).map_or(0, |planes| planes.iter().sum());
                 let all = |count: usize| (bytes as u64).saturating_mul(count as u64);
                 let (read, stored) = (all(layer.used), all(layer.experts.len()));
@@ -185,7 +185,7 @@ impl Blueprint {
             Declared::Matrix(m) | Declared::Table(m) => Some(m.encoding),
             _ => None,
         });
-        let experts = self.experts.iter().flatten().flat_map(|l| l.parts.map(|part| part.encoding));
+        let experts = self.experts.iter().flatten().flat_map(|l| l.matrices().map(|matrix| matrix.encoding));
         dense.chain(experts).filter_map(Encoding::activation_block).collect::<HashSet<_>>().len()
     }
 }

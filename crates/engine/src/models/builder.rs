@@ -8,11 +8,11 @@ use forebay_kernels::{DType, Encoding};
 use super::blueprint::{Blueprint, Scratch};
 use super::declared::{Declared, Planes, Prepared, elements};
 use super::experts::{self, ExpertShape};
-use super::names::{ExpertNames, Name};
+use super::names::Name;
 use super::needs::{Discovery, Need, NeedKind};
 use super::parts::TextModel;
 use super::{Model, Span, keys};
-use crate::backend::{Buf, BufShape, Matrix, Router, Vector};
+use crate::backend::{Buf, BufShape, Matrix, Parts, Vector};
 use crate::error::{Error, Result};
 use crate::experts::ExpertLayer;
 use crate::format::{Format, Key, ModelFile, Quoted, StoredWeight, TensorInfo, Value, known_name};
@@ -149,6 +149,12 @@ impl<'a> Builder<'a> {
     /// Whether needed tensors are being discovered, and this optional one should exist.
     pub(super) fn imagines(&self, name: &str) -> bool {
         self.discovery.as_ref().is_some_and(|d| (d.optional)(name))
+    }
+
+    /// Declares a tensor that nothing reads, if the file has it.
+    pub fn ignore(&mut self, name: Name) {
+        let tensor = self.file.tensor(&name.in_format(self.format()));
+        self.declared.extend(tensor.map(|tensor| tensor.name.as_str()));
     }
 
     /// The number of rows of a matrix if the configuration does not have it, such as the vocabulary size.
@@ -384,26 +390,19 @@ impl<'a> Builder<'a> {
         Buf { id: self.buffers.len() - 1, width }
     }
 
-    /// Declares the routed experts of the next layer, with `inner` inner channels. Returns the scales of each
-    /// expert's gate, up and down, if the file has such scales.
+    /// Declares the routed experts of the next layer. Returns the scales of each expert's matrices, if the file has such
+    /// scales.
     ///
     /// # Errors
     /// If a tensor is missing, has another shape, or a type that cannot be computed.
-    pub fn experts(
-        &mut self,
-        names: &ExpertNames,
-        router: &Router,
-        hidden: usize,
-        inner: usize,
-    ) -> Result<[Option<Vector>; 3]> {
-        let count = router.experts;
+    pub fn experts(&mut self, shape: &ExpertShape) -> Result<Parts<Option<Vector>>> {
+        let count = shape.block.count;
         if count > MAX_EXPERTS {
             return Err(
                 self.error(format!("a layer has {count} experts, more than the limit of {MAX_EXPERTS}"))
             );
         }
-        let shape = ExpertShape { experts: count, used: router.top_k, hidden, inner };
-        let (layer, scales) = experts::find(self, self.experts.len(), names, shape)?;
+        let (layer, scales) = experts::find(self, self.experts.len(), shape)?;
         self.experts.push(self.keeps.then_some(layer));
         Ok(scales)
     }

@@ -241,13 +241,30 @@ impl<'a> Config<'a> {
         value.as_strings().map(Some).ok_or_else(|| self.error(key, "is not a list of strings"))
     }
 
+    /// The words or letters for the blocks of a model whose layers are single blocks, if the folder has them.
+    ///
+    /// # Errors
+    /// If they are present but neither a list of strings nor a string.
+    pub fn blocks(&self) -> Result<Option<Vec<String>>> {
+        match self.setting(keys::BLOCKS).map(|(_, value)| (value.as_strings(), value.as_str())) {
+            None => Ok(None),
+            Some((Some(words), _)) => Ok(Some(words.iter().map(str::to_owned).collect())),
+            Some((None, Some(letters))) => Ok(Some(letters.chars().map(String::from).collect())),
+            Some((None, None)) => Err(self.error(keys::BLOCKS, "is neither a list of strings nor a string")),
+        }
+    }
+
     /// The number of layers of the text model. GGUF files also count layers for multi-token prediction, which are
     /// subtracted.
     ///
     /// # Errors
     /// If the number is missing, too large, or smaller than that of the layers for multi-token prediction.
     pub fn layers(&self) -> Result<usize> {
-        let layers = self.count(keys::LAYERS)?;
+        let layers = match (self.optional_count(keys::LAYERS)?, self.blocks()?) {
+            (Some(layers), _) => layers,
+            (None, Some(blocks)) => blocks.len(),
+            (None, None) => return Err(self.missing(keys::LAYERS)),
+        };
         if layers > MAX_LAYERS {
             return Err(
                 self.error(keys::LAYERS, &format!("is {layers}, more than the limit of {MAX_LAYERS}"))

@@ -5,20 +5,21 @@ use super::attention::{AttentionBuffers, Grouped};
 use super::feed_forward::{Ffn, FfnBuffers};
 use super::linear::Linear;
 use super::positions::Places;
-use super::recipe::{self, BlockNorms, LayerRecipe, Norms, Recipe};
+use super::recipe::{self, BlockNorms, Norms, Recipe};
 use super::{Builder, Config, Model, Name, Span, keys};
 use crate::LayerIdx;
-use crate::backend::{Backend, Batch, Buf, BufShape, KvShape, Matrix, RouterWeights, StateShape, Vector};
+use crate::backend::{Backend, Batch, Buf, BufShape, KvShape, Matrix, StateShape, Vector};
 use crate::blocks::Context;
 use crate::blocks::delta_net::{DeltaNet, DeltaWeights};
 use crate::blocks::gqa::{Gqa, GqaWeights};
 use crate::blocks::head::Head;
 use crate::blocks::mla::{Mla, MlaWeights};
-use crate::blocks::moe::MoeLayer;
+use crate::blocks::moe::{Moe, MoeLayer, MoeWeights};
 use crate::blocks::norm::Norm;
 use crate::blocks::positions::Positions;
 use crate::blocks::short_conv::{ShortConv, ShortConvWeights};
 use crate::error::Result;
+use crate::experts::NextMixture;
 
 const OUTPUT: Name = Name::new("output.weight", "lm_head.weight");
 
@@ -39,10 +40,8 @@ struct Decoder {
 }
 
 struct Layer {
-    mixer: Mixer,
-    mixer_norms: Around,
-    ffn: Ffn,
-    ffn_norms: Around,
+    mixer: Option<(Mixer, Around)>,
+    ffn: Option<(Ffn, Around)>,
     /// Whether the feed-forward block reads what the mixer reads.
     parallel: bool,
     residual_scale: Option<Vector>, // [1]
@@ -64,9 +63,9 @@ enum Mixer {
 }
 
 impl Layer {
-    /// The layer's router, if it has one.
-    fn router(&self) -> Option<RouterWeights> {
-        self.ffn.mixture().map(|(_, weights)| weights.router)
+    /// The layer's mixture, if it has one.
+    fn mixture(&self) -> Option<(&Moe, &MoeWeights)> {
+        self.ffn.as_ref().and_then(|(ffn, _)| ffn.mixture())
     }
 }
 
@@ -86,7 +85,7 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
 
     let (x, normed, added) = (b.buffer(hidden), b.buffer(hidden), b.buffer(hidden));
     let mut mixers = Mixers::declare(config, b, recipe)?;
-    let blocks: Vec<_> = recipe.layers.iter().map(|layer| &layer.feed_forward).collect();
+    let blocks: Vec<_> = recipe.layers.iter().filter_map(|layer| layer.feed_forward.as_ref()).collect();
     let ffns = FfnBuffers::declare(b, &blocks, normed);
     b.keep(span.has_first());
     let embed = b.table(recipe.embed, vocab, hidden)?;
@@ -100,11 +99,26 @@ pub fn describe(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Re
             };
             Ok(Around { before: norm(names.before)?, after: norm(names.after)? })
         };
+        let mixer = match &layer.mixer {
+            None => None,
+            Some(mixer) => {
+                let norms = around(b, layer.mixer_norms)?;
+                Some((mixers.block(b, mixer, &recipe.norms, l)?, norms))
+            }
+        };
+        let ffn = match &layer.feed_forward {
+            None => {
+                b.no_experts();
+                None
+            }
+            Some(block) => {
+                let norms = around(b, layer.ffn_norms)?;
+                Some((ffns.block(b, block, &recipe.norms, l)?, norms))
+            }
+        };
         layers.push(Layer {
-            mixer_norms: around(b, layer.mixer_norms)?,
-            mixer: mixers.layer(b, layer, &recipe.norms, l)?,
-            ffn_norms: around(b, layer.ffn_norms)?,
-            ffn: ffns.block(b, &layer.feed_forward, &recipe.norms, l)?,
+            mixer,
+            ffn,
             parallel: layer.parallel,
             residual_scale: layer.residual_scale.map(|scale| b.constant(scale, 1)),
             scale: layer.scale.map(|name| b.vector(name.of_layer(l), 1)).transpose()?,
@@ -156,7 +170,7 @@ struct Mixers {
 impl Mixers {
     fn declare(config: &Config<'_>, b: &mut Builder<'_>, recipe: &Recipe) -> Result<Mixers> {
         let mut places = Places::default();
-        let mixers = || recipe.layers.iter().map(|layer| &layer.mixer);
+        let mixers = || recipe.layers.iter().filter_map(|layer| layer.mixer.as_ref());
         let grouped: Vec<&Grouped> = mixers()
             .filter_map(|mixer| match mixer {
                 recipe::Mixer::Grouped(grouped) => Some(&**grouped),
@@ -168,8 +182,8 @@ impl Mixers {
             recipe::Mixer::Latent(latent) => Some(latent.block(b, &mut places)),
             _ => None,
         });
-        let linear = mixers().enumerate().find_map(|(l, mixer)| match mixer {
-            recipe::Mixer::Linear(shape) => Some(Linear::new(b, config, *shape, l)),
+        let linear = recipe.layers.iter().enumerate().find_map(|(l, layer)| match &layer.mixer {
+            Some(recipe::Mixer::Linear(shape)) => Some(Linear::new(b, config, *shape, l)),
             _ => None,
         });
         let short = mixers().find_map(|mixer| match mixer {
@@ -187,9 +201,15 @@ impl Mixers {
     }
 
     /// The block of layer `l` with its weights.
-    fn layer(&mut self, b: &mut Builder<'_>, layer: &LayerRecipe, norms: &Norms, l: usize) -> Result<Mixer> {
+    fn block(
+        &mut self,
+        b: &mut Builder<'_>,
+        mixer: &recipe::Mixer,
+        norms: &Norms,
+        l: usize,
+    ) -> Result<Mixer> {
         const DECLARED: &str = "it was declared for such a layer";
-        Ok(match &layer.mixer {
+        Ok(match mixer {
             recipe::Mixer::Grouped(grouped) => {
                 let buffers = self.grouped.as_ref().expect(DECLARED);
                 let block = buffers.block(grouped, &mut self.places, b, self.eps);
@@ -258,12 +278,20 @@ impl Decoder {
         b.add(self.x, self.added)
     }
 
+    /// The mixture of the next feed-forward block after the layer with this index, if that block is one.
+    fn next_mixture(&self, layer: usize) -> Option<NextMixture> {
+        let mut later = self.layers.iter().enumerate().skip(layer + 1);
+        let (i, next) = later.find(|(_, layer)| layer.ffn.is_some())?;
+        let (_, weights) = next.mixture()?;
+        Some(NextMixture { layer: LayerIdx(self.span.first + i), router: weights.router })
+    }
+
     fn feed_forward(
         &self,
         cx: &mut Context<'_>,
         layer: LayerIdx,
         ffn: &Ffn,
-        next: Option<RouterWeights>,
+        next: Option<NextMixture>,
         x: Buf,
     ) -> Result<()> {
         let moe_layer = |weights| MoeLayer { layer, weights, next, stream: self.x };
@@ -299,19 +327,28 @@ impl Model for Decoder {
         }
         self.positions.begin(cx.backend(), batch.positions)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            let next = self.layers.get(i + 1).and_then(Layer::router);
+            let next = self.next_mixture(i);
             let i = LayerIdx(self.span.first + i);
             cx.begin_layer(i.0, self.span.all)?;
-            if let Some((moe, weights)) = layer.ffn.mixture() {
+            if let Some((moe, weights)) = layer.mixture() {
                 moe.route_early(cx.backend(), weights, self.x)?;
             }
-            let x = self.input(cx.backend(), &layer.mixer_norms)?;
-            layer.mixer.forward(cx, batch, i, x, self.added)?;
-            self.add(cx.backend(), layer, &layer.mixer_norms)?;
-            // The norm's output is still there.
-            let x = if layer.parallel { x } else { self.input(cx.backend(), &layer.ffn_norms)? };
-            self.feed_forward(cx, i, &layer.ffn, next, x)?;
-            self.add(cx.backend(), layer, &layer.ffn_norms)?;
+            let mut mixed = None;
+            if let Some((mixer, norms)) = &layer.mixer {
+                let x = self.input(cx.backend(), norms)?;
+                mixer.forward(cx, batch, i, x, self.added)?;
+                self.add(cx.backend(), layer, norms)?;
+                mixed = Some(x);
+            }
+            if let Some((ffn, norms)) = &layer.ffn {
+                let x = match mixed {
+                    // The norm's output is still there.
+                    Some(x) if layer.parallel => x,
+                    _ => self.input(cx.backend(), norms)?,
+                };
+                self.feed_forward(cx, i, ffn, next, x)?;
+                self.add(cx.backend(), layer, norms)?;
+            }
             if let Some(scale) = layer.scale {
                 cx.backend().scale(self.x, scale)?;
             }
@@ -331,7 +368,7 @@ impl Model for Decoder {
         self.vocab
     }
 
-    fn state(&self) -> Vec<StateShape> {
-        self.layers.iter().map(|layer| layer.mixer.state()).collect()
+    fn state(&self) -> Vec<Option<StateShape>> {
+        self.layers.iter().map(|layer| Some(layer.mixer.as_ref()?.0.state())).collect()
     }
 }

@@ -12,22 +12,36 @@ use forebay_kernels::Encoding;
 use super::builder::Builder;
 use super::names::{ExpertNames, Fused};
 use super::needs::NeedKind;
-use crate::backend::Vector;
+use crate::backend::{Parts, Vector};
 use crate::error::{Error, Result};
 use crate::experts::{ByteRange, ExpertLayer, PartShape, Ranges, RowPick};
 use crate::format::{Format, StoredWeight};
 
-/// The sizes of a layer's experts.
+/// The routed experts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertShape {
-    /// The number of experts of a layer.
-    pub experts: usize,
+    /// The block of each expert.
+    pub block: BlockShape,
+    /// The smaller blocks, each of which consecutive experts share, if there are any. Their number divides that of the
+    /// experts.
+    pub adjugate: Option<BlockShape>,
     /// How many experts a token uses.
     pub used: usize,
+}
+
+/// The feed-forward blocks of a layer's experts.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockShape {
+    /// The names of their tensors.
+    pub names: ExpertNames,
+    /// The number of blocks.
+    pub count: usize,
     /// Their input and output channels.
-    pub hidden: usize,
+    pub width: usize,
     /// Their inner channels.
     pub inner: usize,
+    /// Whether they have gates.
+    pub is_gated: bool,
 }
 
 /// The same matrix of all experts, such as the gate.
@@ -42,31 +56,44 @@ struct Stack {
     scales: Option<Vector>,
 }
 
-/// Finds the experts of a layer, and the scales of their gate, up and down.
+/// Finds the experts of a layer, and the scales of their blocks' matrices.
 pub(super) fn find(
     b: &mut Builder<'_>,
     layer: usize,
-    names: &ExpertNames,
-    shape: ExpertShape,
-) -> Result<(ExpertLayer, [Option<Vector>; 3])> {
-    let prefix = match b.format() {
-        Format::Gguf => format!("blk.{layer}"),
-        Format::HuggingFace | Format::Mlx if names.module.is_empty() => format!("model.layers.{layer}"),
-        Format::HuggingFace | Format::Mlx => format!("model.layers.{layer}.{}", names.module),
-    };
-    let mut search = Search { b, prefix, names, shape };
-    let found = match search.stacked()? {
-        Some(found) => Some(found),
-        None => match search.one_by_one()? {
-            Some(found) => Some(found),
-            None => search.fused()?,
-        },
-    };
-    match found {
-        Some(stacks) => {
-            let scales = [0, 1, 2].map(|part| stacks[part].scales);
-            Ok((join(stacks, shape.used), scales))
+    shape: &ExpertShape,
+) -> Result<(ExpertLayer, Parts<Option<Vector>>)> {
+    let stacks = find_blocks(b, layer, &shape.block)?;
+    let scales = stacks.each(|stack| stack.scales);
+    let adjugate = match &shape.adjugate {
+        None => None,
+        Some(adjugate) => {
+            let stacks = find_blocks(b, layer, adjugate)?;
+            if stacks.iter().any(|stack| stack.scales.is_some()) {
+                return Err(b.error(format!(
+                    "adjugate experts of layer {layer} have scales, which is not supported"
+                )));
+            }
+            Some(stacks)
         }
+    };
+    Ok((join(&stacks, adjugate.as_ref(), shape.used), scales))
+}
+
+fn find_blocks(b: &mut Builder<'_>, layer: usize, shape: &BlockShape) -> Result<Parts<Stack>> {
+    let prefix = match (b.format(), shape.names.module) {
+        (Format::Gguf, _) => format!("blk.{layer}"),
+        (_, "") => format!("model.layers.{layer}"),
+        (_, module) => format!("model.layers.{layer}.{module}"),
+    };
+    let mut search = Search { b, prefix, shape };
+    if let Some(stacked) = search.stacked()? {
+        return Ok(stacked);
+    }
+    if let Some(found) = search.one_by_one()? {
+        return Ok(found);
+    }
+    match search.fused()? {
+        Some(found) => Ok(found),
         None => Err(search.missing()),
     }
 }
@@ -75,8 +102,7 @@ pub(super) fn find(
 struct Search<'s, 'a> {
     b: &'s mut Builder<'a>,
     prefix: String,
-    names: &'s ExpertNames,
-    shape: ExpertShape,
+    shape: &'s BlockShape,
 }
 
 impl Search<'_, '_> {
@@ -84,26 +110,35 @@ impl Search<'_, '_> {
         format!("{}.{rest}", self.prefix)
     }
 
-    /// The rows and columns of gate, up and down.
-    fn matrices(&self) -> [(usize, usize); 3] {
-        let ExpertShape { hidden, inner, .. } = self.shape;
-        [(inner, hidden), (inner, hidden), (hidden, inner)]
+    /// Something for each matrix: from its name as a number of `[gate, up, down]`, its rows and its columns.
+    fn each<T>(
+        &mut self,
+        mut make: impl FnMut(&mut Self, usize, [usize; 2]) -> Result<T>,
+    ) -> Result<Parts<T>> {
+        let BlockShape { width, inner, is_gated, .. } = *self.shape;
+        let gate = if is_gated { Some(make(self, 0, [inner, width])?) } else { None };
+        Ok(Parts { gate, up: make(self, 1, [inner, width])?, down: make(self, 2, [width, inner])? })
+    }
+
+    /// The first of `[gate, up, down]` that the blocks have.
+    fn first<T: Copy>(&self, parts: [T; 3]) -> T {
+        parts[usize::from(!self.shape.is_gated)]
     }
 
     /// The layout with one tensor for each matrix.
-    fn stacked(&mut self) -> Result<Option<[Stack; 3]>> {
+    fn stacked(&mut self) -> Result<Option<Parts<Stack>>> {
+        const PARTS: [&str; 3] = ["gate", "up", "down"];
+        let names = &self.shape.names;
         let (prefixes, after): (&[&str], _) = match self.b.format() {
-            Format::Gguf => (&["ffn_"], "_exps.weight"),
-            Format::HuggingFace | Format::Mlx => (self.names.stacked, "_proj.weight"),
+            Format::Gguf => (&["ffn_"], format!("{}.weight", names.gguf)),
+            Format::HuggingFace | Format::Mlx => (names.stacked, "_proj.weight".to_owned()),
         };
         for before in prefixes {
-            let names = ["gate", "up", "down"].map(|part| self.name(&format!("{before}{part}{after}")));
-            if self.b.find(&names[0])?.is_some() {
-                let mut stacks = Vec::new();
-                for (name, (rows, cols)) in names.iter().zip(self.matrices()) {
-                    stacks.push(self.stack(name, [rows, cols])?);
-                }
-                return Ok(stacks.try_into().ok());
+            let name = |search: &Self, part: &str| search.name(&format!("{before}{part}{after}"));
+            if self.b.find(&name(self, self.first(PARTS)))?.is_some() {
+                return self
+                    .each(|search, part, shape| search.stack(&name(search, PARTS[part]), shape))
+                    .map(Some);
             }
         }
         Ok(None)
@@ -111,81 +146,88 @@ impl Search<'_, '_> {
 
     /// A tensor with one matrix of all experts.
     fn stack(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Stack> {
-        let weight = self.b.weight(name, &[self.shape.experts, rows, cols])?;
+        let weight = self.b.weight(name, &[self.shape.count, rows, cols])?;
         let scales = self.b.scales_of(&weight)?;
         // While needed tensors are being discovered, the experts' places do not matter.
-        let listed = if self.b.is_discovering() { 1 } else { self.shape.experts };
+        let listed = if self.b.is_discovering() { 1 } else { self.shape.count };
         Ok(Stack { scales, ..Stack::of(&weight, listed) })
     }
 
+    /// The name of a matrix of one expert.
+    fn name_of_one(&self, expert: usize, part: &str) -> String {
+        self.name(&format!("{}.{expert}.{part}.weight", self.shape.names.list))
+    }
+
     /// The layout with a tensor for each matrix of each expert.
-    fn one_by_one(&mut self) -> Result<Option<[Stack; 3]>> {
-        let first = self.name(&format!("experts.0.{}.weight", self.names.parts[0]));
+    fn one_by_one(&mut self) -> Result<Option<Parts<Stack>>> {
+        let parts = self.shape.names.parts;
+        let first = self.name_of_one(0, self.first(parts));
         if self.b.format() == Format::Gguf || self.b.find(&first)?.is_none() {
             return Ok(None);
         }
-        let mut stacks = Vec::new();
-        for (part, (rows, cols)) in self.names.parts.into_iter().zip(self.matrices()) {
-            let mut stack: Option<Stack> = None;
-            for expert in 0..self.shape.experts {
-                let name = self.name(&format!("experts.{expert}.{part}.weight"));
-                let one = Stack::of(&self.b.weight(&name, &[rows, cols])?, 1);
-                match &mut stack {
-                    None => stack = Some(one),
-                    Some(stack) if stack.encoding == one.encoding => stack.planes.extend(one.planes),
-                    Some(stack) => {
-                        return Err(self.b.error(format!(
-                            "tensor {name} is {}, but the first expert's is {}",
-                            one.encoding, stack.encoding
-                        )));
-                    }
+        let stacks = self.each(|search, part, shape| {
+            let mut stack = search.one(0, parts[part], shape)?;
+            for expert in 1..search.shape.count {
+                let one = search.one(expert, parts[part], shape)?;
+                if stack.encoding != one.encoding {
+                    return Err(search.b.error(format!(
+                        "tensor {} is {}, but the first expert's is {}",
+                        search.name_of_one(expert, parts[part]),
+                        one.encoding,
+                        stack.encoding
+                    )));
                 }
+                stack.planes.extend(one.planes);
             }
-            stacks.extend(stack);
-        }
-        Ok(stacks.try_into().ok())
+            Ok(stack)
+        })?;
+        Ok(Some(stacks))
+    }
+
+    /// A matrix of one expert.
+    fn one(&mut self, expert: usize, part: &str, shape: [usize; 2]) -> Result<Stack> {
+        let name = self.name_of_one(expert, part);
+        Ok(Stack::of(&self.b.weight(&name, &shape)?, 1))
     }
 
     /// The layout with gate and up in one tensor.
-    fn fused(&mut self) -> Result<Option<[Stack; 3]>> {
-        let (both, down) = match self.b.format() {
-            Format::Gguf => (self.name("ffn_gate_up_exps.weight"), self.name("ffn_down_exps.weight")),
-            Format::HuggingFace | Format::Mlx => {
-                let [both, down] = self.names.together;
-                (self.name(both), self.name(down))
-            }
+    fn fused(&mut self) -> Result<Option<Parts<Stack>>> {
+        let BlockShape { ref names, count, width, inner, is_gated } = *self.shape;
+        let gguf = self.b.format() == Format::Gguf;
+        let [both, down] = match gguf {
+            true => ["gate_up", "down"].map(|part| self.name(&format!("ffn_{part}{}.weight", names.gguf))),
+            false => names.together.map(|name| self.name(name)),
         };
         let found = self.b.find(&both)?;
-        if found.is_none() && !self.b.imagines(&both) {
+        if !is_gated || found.is_none() && !self.b.imagines(&both) {
             return Ok(None);
         }
-        let ExpertShape { experts, hidden, inner, .. } = self.shape;
-        let gguf = self.b.format() == Format::Gguf;
-        let alternating = self.names.fused == Fused::Alternating && !gguf;
-        let shape = [experts, hidden, 2 * inner];
+        let parts = |[gate, up]: [Stack; 2], down| Ok(Some(Parts { gate: Some(gate), up, down }));
+        let alternating = names.fused == Fused::Alternating && !gguf;
+        let shape = [count, width, 2 * inner];
         // One of the two tensors may be square, but not both.
-        let down_shape = [experts, inner, hidden];
+        let down_shape = [count, inner, width];
         let is_transposed = found.as_ref().is_some_and(|both| both.shape[..] == shape)
             && self.b.find(&down)?.is_some_and(|down| down.shape[..] == down_shape);
-        if self.names.fused == Fused::Columns && !gguf && is_transposed {
+        if names.fused == Fused::Columns && !gguf && is_transposed {
             let both = self.b.weight(&both, &shape)?;
             let down = self.b.weight(&down, &down_shape)?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
-            return Ok(Some([both.half_of_rows(0), both.half_of_rows(1), down]));
+            return parts([0, 1].map(|half| both.half_of_rows(half)), down);
         }
         if alternating && found.is_some_and(|weight| weight.encoding != Encoding::Mxfp4) {
-            let both = self.b.weight(&both, &[experts, hidden, 2 * inner])?;
-            let down = self.b.weight(&down, &[experts, inner, hidden])?;
+            let both = self.b.weight(&both, &shape)?;
+            let down = self.b.weight(&down, &down_shape)?;
             let (both, down) = (self.transposed(&both)?, self.transposed(&down)?);
-            return Ok(Some([both.every_other(0), both.every_other(1), down]));
+            return parts([0, 1].map(|first| both.every_other(first)), down);
         }
-        let stack = self.stack(&both, [2 * inner, hidden])?;
-        let down = self.stack(&down, [hidden, inner])?;
+        let stack = self.stack(&both, [2 * inner, width])?;
+        let down = self.stack(&down, [width, inner])?;
         if alternating {
-            return Ok(Some([stack.every_other(0), stack.every_other(1), down]));
+            return parts([0, 1].map(|first| stack.every_other(first)), down);
         }
         match stack.halves() {
-            Some([gate, up]) => Ok(Some([gate, up, down])),
+            Some(halves) => parts(halves, down),
             None => {
                 Err(self.b.error(format!("tensor {both}: gate and up share scales, so they cannot be split")))
             }
@@ -194,7 +236,7 @@ impl Search<'_, '_> {
 
     /// A weight whose matrices are stored transposed.
     fn transposed(&self, weight: &StoredWeight<'_>) -> Result<Stack> {
-        let stack = Stack::of(weight, self.shape.experts);
+        let stack = Stack::of(weight, self.shape.count);
         match stack.encoding {
             Encoding::Blocks(dtype) if dtype.is_float() => {
                 Ok(Stack { encoding: Encoding::Columns(dtype), rows: stack.cols, cols: stack.rows, ..stack })
@@ -207,17 +249,18 @@ impl Search<'_, '_> {
 
     /// The error for missing experts, with the tensor name that most files use.
     fn missing(&mut self) -> Error {
+        let BlockShape { ref names, count, width, inner, .. } = *self.shape;
+        let first = self.first(["gate", "up", "down"]);
         let expected = match self.b.format() {
-            Format::Gguf => self.name("ffn_gate_exps.weight"),
-            Format::HuggingFace if self.names.stacked.contains(&"experts.") => {
-                self.name(&format!("experts.0.{}.weight", self.names.parts[0]))
+            Format::Gguf => self.name(&format!("ffn_{first}{}.weight", names.gguf)),
+            Format::HuggingFace if names.stacked.contains(&&*format!("{}.", names.list)) => {
+                self.name_of_one(0, self.first(names.parts))
             }
             Format::HuggingFace | Format::Mlx => {
-                self.name(&format!("{}gate_proj.weight", self.names.stacked[0]))
+                self.name(&format!("{}{first}_proj.weight", names.stacked[0]))
             }
         };
-        let ExpertShape { experts, hidden, inner, .. } = self.shape;
-        self.b.miss(&expected, &[experts, inner, hidden], NeedKind::Matrix)
+        self.b.miss(&expected, &[count, inner, width], NeedKind::Matrix)
     }
 }
 
@@ -296,13 +339,14 @@ impl Stack {
 }
 
 /// The experts that consist of these matrices. A range that two matrices share is listed once.
-fn join(stacks: [Stack; 3], used: usize) -> ExpertLayer {
-    let experts = stacks[0].planes.len();
+fn join(block: &Parts<Stack>, adjugate: Option<&Parts<Stack>>, used: usize) -> ExpertLayer {
+    let experts = block.up.planes.len();
     let mut lists = vec![Ranges::new(); experts];
-    let parts = stacks.map(|stack| {
+    let mut part = |stack: &Stack| {
+        let sharing = experts / stack.planes.len();
         let mut planes = [None; 3];
         for (expert, list) in lists.iter_mut().enumerate() {
-            for (plane, range) in planes.iter_mut().zip(stack.planes[expert]) {
+            for (plane, range) in planes.iter_mut().zip(stack.planes[expert / sharing]) {
                 *plane = range.map(|range| {
                     list.iter().position(|&r| r == range).unwrap_or_else(|| {
                         list.push(range);
@@ -312,8 +356,10 @@ fn join(stacks: [Stack; 3], used: usize) -> ExpertLayer {
             }
         }
         PartShape { encoding: stack.encoding, rows: stack.rows, cols: stack.cols, planes, pick: stack.pick }
-    });
-    ExpertLayer { parts, experts: lists, used }
+    };
+    let parts = block.each(&mut part);
+    let adjugate = adjugate.map(|adjugate| adjugate.each(&mut part));
+    ExpertLayer { parts, adjugate, experts: lists, used }
 }
 
 #[cfg(test)]
@@ -324,12 +370,17 @@ mod tests {
 
     use super::*;
     use crate::experts::policy::PolicyKind;
-    use crate::experts::{Access, ExpertPart, ExpertStore, IoMethod, SlotClasses, StoreOptions};
+    use crate::experts::{Access, ExpertStore, IoMethod, SlotClasses, StoreOptions};
     use crate::format::ModelFile;
     use crate::{ExpertIdx, LayerIdx};
 
-    const SHAPE: ExpertShape = ExpertShape { experts: 3, used: 2, hidden: 64, inner: 32 };
+    const EXPERTS: usize = 3;
     const ALTERNATING: ExpertNames = ExpertNames { fused: Fused::Alternating, ..ExpertNames::USUAL };
+
+    fn shape(names: ExpertNames) -> ExpertShape {
+        let block = BlockShape { names, count: EXPERTS, width: 64, inner: 32, is_gated: true };
+        ExpertShape { block, adjugate: None, used: 2 }
+    }
 
     /// A folder whose only layer has experts with these tensors.
     fn folder(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) -> ModelFile {
@@ -353,13 +404,13 @@ mod tests {
     }
 
     /// The weights of every expert, gate, up and down, as an executor sees them.
-    fn weights(model: &ModelFile, names: &ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
-        let (layer, _) = find(&mut Builder::new(model), 0, names, SHAPE).unwrap();
+    fn weights(model: &ModelFile, names: ExpertNames, ranges: usize) -> Vec<[Vec<f32>; 3]> {
+        let (layer, _) = find(&mut Builder::new(model), 0, &shape(names)).unwrap();
         assert!(layer.experts.iter().all(|expert| expert.len() == ranges));
         let layers = vec![Some(layer)];
         let classes = SlotClasses::new(&layers);
         let options = StoreOptions {
-            slots: vec![SHAPE.experts],
+            slots: vec![EXPERTS],
             io: IoMethod::Pool,
             policy: PolicyKind::default(),
             patience: StoreOptions::PATIENCE,
@@ -368,9 +419,10 @@ mod tests {
         let weights = |expert: u32| {
             let mut acquisition = store.acquire(LayerIdx(0), &[ExpertIdx(expert)], Access::Token);
             let leases = acquisition.next_ready().unwrap().unwrap();
-            [ExpertPart::Gate, ExpertPart::Up, ExpertPart::Down].map(|part| values(leases[0].part(part)))
+            let Parts { gate, up, down } = leases[0].weights().parts;
+            [gate.unwrap(), up, down].map(values)
         };
-        (0..SHAPE.experts as u32).map(weights).collect()
+        (0..EXPERTS as u32).map(weights).collect()
     }
 
     fn values(w: MatRef<'_>) -> Vec<f32> {
@@ -396,7 +448,7 @@ mod tests {
             ],
         );
         // Gate and up share their ranges.
-        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 4).iter().enumerate() {
+        for (e, [gate, up, downs]) in weights(&model, ALTERNATING, 4).iter().enumerate() {
             let planes = Planes {
                 codes: &both[e * 2048..][..2048],
                 scales: &both_scales[e * 128..][..128],
@@ -427,7 +479,7 @@ mod tests {
         let at = |bytes: &[u8], i: usize| {
             f32::from_bits(u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])) << 16)
         };
-        for (e, [gate, up, downs]) in weights(&model, &ALTERNATING, 2).iter().enumerate() {
+        for (e, [gate, up, downs]) in weights(&model, ALTERNATING, 2).iter().enumerate() {
             for c in 0..64 {
                 for r in 0..32 {
                     let stored = |column: usize| at(&both, (e * 64 + c) * 64 + column);
@@ -454,7 +506,7 @@ mod tests {
         folder(temporary.path(), tensors);
         std::fs::write(temporary.path().join("config.json"), config).unwrap();
         let model = ModelFile::open(temporary.path()).unwrap();
-        let error = find(&mut Builder::new(&model), 0, &ExpertNames::USUAL, SHAPE).err().unwrap();
+        let error = find(&mut Builder::new(&model), 0, &shape(ExpertNames::USUAL)).err().unwrap();
         assert!(error.to_string().contains("share scales"), "{error}");
     }
 }

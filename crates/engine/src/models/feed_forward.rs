@@ -1,10 +1,11 @@
 //! The feed-forward blocks of a family: dense ones and mixtures of experts, their settings and the names of their tensors.
 
+use super::experts::{BlockShape, ExpertShape};
 use super::recipe::Norms;
 use super::{BiasNames, Builder, Config, ExpertNames, Name, keys};
-use crate::backend::{Activation, Buf, ExpertBuffers, Router, RouterWeights, Scores, Vector};
-use crate::blocks::mlp::{Mlp, MlpWeights};
-use crate::blocks::moe::{Moe, MoeWeights, RouterInput, SharedExpert, SharedWeights};
+use crate::backend::{Activation, Buf, ExpertBlock, Matrix, Parts, Router, RouterWeights, Scores, Vector};
+use crate::blocks::mlp::Mlp;
+use crate::blocks::moe::{ExpertInput, Latent, Moe, MoeWeights, RouterInput, SharedExpert, SharedWeights};
 use crate::blocks::norm::Norm;
 use crate::error::Result;
 use crate::format::{Format, Key};
@@ -39,7 +40,7 @@ pub struct Dense {
     pub inner: usize,
     /// Its activation function.
     pub activation: Activation,
-    /// The names of its gate, up and down.
+    /// The names of its gate, up and down. A block whose activation function has no gate does not use the first.
     pub names: [Name; 3],
     /// The name of gate and up if folders have them in one tensor, one after the other.
     pub together: Option<Name>,
@@ -56,16 +57,20 @@ impl Dense {
         Dense { inner, activation: Activation::SwiGlu, names: NAMES, together: None }
     }
 
-    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<MlpWeights> {
+    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<Parts<Matrix>> {
         let inner = self.inner;
         let [gate, up, down] = self.names.map(|name| name.of_layer(l));
-        let [gate, up] = match self.together {
+        let (gate, up) = match self.together {
             Some(both) if b.format() != Format::Gguf => {
-                b.matrix_in_parts(both.of_layer(l), [inner; 2], hidden)?
+                let [gate, up] = b.matrix_in_parts(both.of_layer(l), [inner; 2], hidden)?;
+                (Some(gate), up)
             }
-            _ => [b.matrix(gate, inner, hidden)?, b.matrix(up, inner, hidden)?],
+            _ if self.activation.is_gated() => {
+                (Some(b.matrix(gate, inner, hidden)?), b.matrix(up, inner, hidden)?)
+            }
+            _ => (None, b.matrix(up, inner, hidden)?),
         };
-        Ok(MlpWeights { gate, up, down: b.matrix(down, hidden, inner)? })
+        Ok(Parts { gate, up, down: b.matrix(down, hidden, inner)? })
     }
 }
 
@@ -107,8 +112,34 @@ pub struct Mixture {
     pub router: Router,
     /// An expert's inner channels.
     pub inner: usize,
+    /// The projections around experts that compute in fewer channels.
+    pub latent: Option<Projections>,
+    /// Smaller experts, which some experts share.
+    pub adjugate: Option<Adjugate>,
     /// The shared expert, if there is one.
     pub shared: Option<Shared>,
+}
+
+/// Projections of a mixture's input to the channels in which its experts compute, and of their sum back.
+#[derive(Clone, Copy)]
+pub struct Projections {
+    /// The experts' input and output channels.
+    pub width: usize,
+    /// The names of the projection to them, and of that back.
+    pub names: [Name; 2],
+}
+
+/// Adjugate experts: every expert of a group of consecutive ones also has the output of the group's small expert.
+#[derive(Clone, Copy)]
+pub struct Adjugate {
+    /// The names of their tensors.
+    pub names: ExpertNames,
+    /// The experts of a group, whose size divides the number of experts.
+    pub group: usize,
+    /// Their inner channels.
+    pub inner: usize,
+    /// The factor of their outputs.
+    pub scale: f32,
 }
 
 /// What a router reads.
@@ -177,21 +208,49 @@ impl Mixture {
             activation: Activation::SwiGlu,
             router,
             inner,
+            latent: None,
+            adjugate: None,
             shared: None,
         }
     }
 
-    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<MoeWeights> {
-        let Mixture { router, inner, .. } = *self;
+    /// The experts' input and output channels.
+    fn width(&self, hidden: usize) -> usize {
+        self.latent.map_or(hidden, |latent| latent.width)
+    }
+
+    /// The experts, whose input and output channels are these.
+    fn experts(&self, width: usize) -> ExpertShape {
+        let Mixture { ref names, router, inner, activation, .. } = *self;
+        let is_gated = activation.is_gated();
+        let block = BlockShape { names: *names, count: router.experts, width, inner, is_gated };
+        let adjugate = self.adjugate.map(|Adjugate { names, group, inner, .. }| BlockShape {
+            names,
+            count: block.count / group,
+            inner,
+            ..block
+        });
+        ExpertShape { block, adjugate, used: router.top_k }
+    }
+
+    fn weights(&self, b: &mut Builder<'_>, l: usize, hidden: usize) -> Result<MixtureWeights> {
+        let router = self.router;
         let vector = |b: &mut Builder<'_>, name: Option<Name>| -> Result<Option<Vector>> {
             name.map(|name| b.vector(name.of_layer(l), router.experts)).transpose()
         };
         // In GGUF files, these are named like a scale of the experts' matrices, so they are declared first.
         let factors = vector(b, self.factors)?;
-        let scales = b.experts(&self.names, &router, hidden, inner)?;
+        let scales = b.experts(&self.experts(self.width(hidden)))?;
         let matrix = b.router(self.gate.of_layer(l), router.experts, hidden)?;
         let bias = vector(b, self.gate_bias)?;
         let correction = vector(b, self.correction)?;
+        let latent = match self.latent {
+            None => None,
+            Some(Projections { width, names }) => {
+                let [down, up] = names.map(|name| name.of_layer(l));
+                Some([b.matrix(down, width, hidden)?, b.matrix(up, hidden, width)?])
+            }
+        };
         let shared = match &self.shared {
             None => None,
             Some(shared) => Some(SharedWeights {
@@ -201,8 +260,18 @@ impl Mixture {
             }),
         };
         let biases = self.biases.map(|names| names.vectors(b, l, self, hidden)).transpose()?;
-        Ok(MoeWeights { router: RouterWeights { matrix, bias, correction, factors }, shared, biases, scales })
+        let router = RouterWeights { matrix, bias, correction, factors };
+        Ok(MixtureWeights { moe: MoeWeights { router, shared }, latent, biases, scales })
     }
+}
+
+/// The handles of a mixture's weights.
+struct MixtureWeights {
+    moe: MoeWeights,
+    /// The projection to the experts' channels, and that back.
+    latent: Option<[Matrix; 2]>,
+    biases: Option<Parts<Vector>>,
+    scales: Parts<Option<Vector>>,
 }
 
 impl BiasNames {
@@ -213,18 +282,19 @@ impl BiasNames {
         l: usize,
         mixture: &Mixture,
         hidden: usize,
-    ) -> Result<[Vector; 3]> {
+    ) -> Result<Parts<Vector>> {
         let (experts, inner) = (mixture.router.experts, mixture.inner);
         let both = self.alternating.of_layer(l);
         let [beside_two, beside_one] = self.down.map(|name| name.of_layer(l));
         if b.has(both) {
             let shape = [experts, 2 * inner];
             let (gate, up) = (b.every_other(both, &shape, 0)?, b.every_other(both, &shape, 1)?);
-            return Ok([gate, up, b.flat(beside_one, &[experts, hidden])?]);
+            return Ok(Parts { gate: Some(gate), up, down: b.flat(beside_one, &[experts, hidden])? });
         }
         let mut whole = |name: Name, width: usize| b.flat(name, &[experts, width]);
         let [gate, up] = self.separate.map(|name| name.of_layer(l));
-        Ok([whole(gate, inner)?, whole(up, inner)?, whole(beside_two, hidden)?])
+        let (gate, up) = (whole(gate, inner)?, whole(up, inner)?);
+        Ok(Parts { gate: Some(gate), up, down: whole(beside_two, hidden)? })
     }
 }
 
@@ -287,7 +357,7 @@ pub fn dense_layers(config: &Config<'_>) -> Result<usize> {
 
 /// The feed-forward block of one layer, with its weights.
 pub enum Ffn {
-    Dense(Mlp, MlpWeights),
+    Dense(Mlp, Parts<Matrix>),
     Mixture(Box<(Moe, MoeWeights)>),
     Both(Box<BothBlocks>),
 }
@@ -295,7 +365,7 @@ pub enum Ffn {
 /// A dense block and a mixture side by side.
 pub struct BothBlocks {
     pub mlp: Mlp,
-    pub mlp_weights: MlpWeights,
+    pub mlp_weights: Parts<Matrix>,
     pub mlp_norm: Norm,
     pub moe: Moe,
     pub moe_weights: MoeWeights,
@@ -336,7 +406,7 @@ impl FeedForward {
 /// The buffers that all layers share: each as wide as the widest layer needs it.
 pub struct FfnBuffers {
     x: Buf,
-    dense: Option<[Buf; 2]>,
+    dense: Option<Inner>,
     mixture: Option<MixtureBuffers>,
     /// The input and output of a mixture beside a dense block.
     beside: Option<[Buf; 2]>,
@@ -344,27 +414,57 @@ pub struct FfnBuffers {
 
 struct MixtureBuffers {
     logits: Buf,
-    gate: Buf,
-    up: Buf,
+    inner: Inner,
     out: Buf,
-    /// Gate and up of the shared expert, the gate of its output, and its output.
-    shared: Option<[Buf; 4]>,
+    /// The output of adjugate experts.
+    adjugate: Option<Buf>,
+    /// Those of the shared expert, the gate of its output, and its output.
+    shared: Option<(Inner, [Buf; 2])>,
     /// What routers read, if they do not read their mixture's input.
     normed: Option<Buf>,
     /// The experts' input, if weights multiply it.
     weighed: Option<Buf>,
+    /// The experts' input and the sum of their outputs, if they compute in fewer channels.
+    latent: Option<[Buf; 2]>,
+}
+
+/// The inner channels of feed-forward blocks: the products with gate or, without a gate, with up, and those with up
+/// beside a gate.
+#[derive(Clone, Copy)]
+struct Inner {
+    first: Buf,
+    up: Option<Buf>,
+}
+
+impl Inner {
+    fn declare(b: &mut Builder<'_>, width: usize, is_gated: bool) -> Inner {
+        Inner { first: b.buffer(width), up: is_gated.then(|| b.buffer(width)) }
+    }
+
+    /// Those of a block with this activation function.
+    fn narrow(&self, width: usize, activation: Activation) -> (Buf, Option<Buf>) {
+        let up = self.up.filter(|_| activation.is_gated());
+        (self.first.narrow(width), up.map(|up| up.narrow(width)))
+    }
+
+    fn mlp(&self, dense: &Dense) -> Mlp {
+        let (inner, up) = self.narrow(dense.inner, dense.activation);
+        Mlp { activation: dense.activation, inner, up }
+    }
 }
 
 impl FfnBuffers {
     /// Declares the buffers for these blocks, whose input is `x`.
     pub fn declare(b: &mut Builder<'_>, blocks: &[&FeedForward], x: Buf) -> FfnBuffers {
         let hidden = x.width;
-        let dense = blocks.iter().filter_map(|block| block.dense()).map(|dense| dense.inner).max();
+        let dense = || blocks.iter().filter_map(|block| block.dense());
+        let has_gates = dense().any(|dense| dense.activation.is_gated());
+        let inner = dense().map(|dense| dense.inner).max();
         let mixtures: Vec<&Mixture> = blocks.iter().filter_map(|block| block.mixture()).collect();
         let beside = blocks.iter().any(|block| matches!(block, FeedForward::Both(_)));
         FfnBuffers {
             x,
-            dense: dense.map(|inner| [b.buffer(inner), b.buffer(inner)]),
+            dense: inner.map(|inner| Inner::declare(b, inner, has_gates)),
             mixture: (!mixtures.is_empty()).then(|| MixtureBuffers::declare(b, &mixtures, hidden)),
             beside: beside.then(|| [b.buffer(hidden), b.buffer(hidden)]),
         }
@@ -382,18 +482,20 @@ impl FfnBuffers {
                 Ok(Ffn::Dense(self.mlp(dense), dense.weights(b, l, hidden)?))
             }
             FeedForward::Mixture(mixture) => {
-                let moe = self.moe(b, mixture, self.x, norms, l)?;
-                Ok(Ffn::Mixture(Box::new((moe, mixture.weights(b, l, hidden)?))))
+                Ok(Ffn::Mixture(Box::new(self.moe(b, mixture, self.x, norms, l)?)))
             }
             FeedForward::Both(both) => {
                 let [x, out] = self.beside.expect("it was declared for such a block");
                 let [before, after] = both.mixture_norms;
+                let mlp_weights = both.dense.weights(b, l, hidden)?;
+                let mlp_norm = norms.norm(b, both.dense_norm.of_layer(l), hidden)?;
+                let (moe, moe_weights) = self.moe(b, &both.mixture, x, norms, l)?;
                 Ok(Ffn::Both(Box::new(BothBlocks {
                     mlp: self.mlp(&both.dense),
-                    mlp_weights: both.dense.weights(b, l, hidden)?,
-                    mlp_norm: norms.norm(b, both.dense_norm.of_layer(l), hidden)?,
-                    moe: self.moe(b, &both.mixture, x, norms, l)?,
-                    moe_weights: both.mixture.weights(b, l, hidden)?,
+                    mlp_weights,
+                    mlp_norm,
+                    moe,
+                    moe_weights,
                     moe_norms: [
                         norms.norm(b, before.of_layer(l), hidden)?,
                         norms.norm(b, after.of_layer(l), hidden)?,
@@ -405,58 +507,87 @@ impl FfnBuffers {
     }
 
     fn mlp(&self, dense: &Dense) -> Mlp {
-        let [gate, up] = self.dense.expect("it was declared for such a block");
-        Mlp { gate: gate.narrow(dense.inner), up: up.narrow(dense.inner), activation: dense.activation }
+        self.dense.expect("it was declared for such a block").mlp(dense)
     }
 
-    fn moe(&self, b: &mut Builder<'_>, mixture: &Mixture, x: Buf, norms: &Norms, l: usize) -> Result<Moe> {
-        let &Mixture { router, inner, activation, .. } = mixture;
-        let buffers = self.mixture.as_ref().expect("it was declared for such a block");
+    fn moe(
+        &self,
+        b: &mut Builder<'_>,
+        mixture: &Mixture,
+        x: Buf,
+        norms: &Norms,
+        l: usize,
+    ) -> Result<(Moe, MoeWeights)> {
+        const DECLARED: &str = "it was declared for such a mixture";
+        let &Mixture { router, activation, .. } = mixture;
+        let buffers = self.mixture.as_ref().expect(DECLARED);
         let reads = match mixture.reads {
             Reads::Input => RouterInput::Same,
             Reads::LayerInput => RouterInput::Early,
             Reads::Stream(name, factor) => {
                 let weight = b.vector_times(name.of_layer(l), x.width, factor)?;
                 let norm = Norm { kind: norms.kind, weight, bias: None, eps: norms.eps };
-                RouterInput::Normed(norm, buffers.normed.expect("it was declared for such a router"))
+                RouterInput::Normed(norm, buffers.normed.expect(DECLARED))
             }
         };
-        Ok(Moe {
-            router,
-            reads,
-            logits: buffers.logits.narrow(router.experts),
-            x,
-            activation,
-            buffers: ExpertBuffers {
-                x: buffers.weighed.filter(|_| mixture.weighs_input).unwrap_or(x),
-                gate: buffers.gate.narrow(router.top_k * inner),
-                up: buffers.up.narrow(router.top_k * inner),
-                out: buffers.out.narrow(router.top_k * x.width),
-            },
-            shared: buffers.shared.zip(mixture.shared).map(|([gate, up, open, out], shared)| {
-                let Dense { inner, activation, .. } = shared.dense;
-                let mlp = Mlp { gate: gate.narrow(inner), up: up.narrow(inner), activation };
-                SharedExpert { mlp, gate: open, out }
-            }),
-        })
+        let MixtureWeights { moe, latent, biases, scales } = mixture.weights(b, l, x.width)?;
+        let width = mixture.width(x.width);
+        let experts_read = match (buffers.weighed, latent) {
+            (Some(weighed), _) if mixture.weighs_input => ExpertInput::Weighed(weighed),
+            (_, Some([down, up])) => {
+                let [x, out] = buffers.latent.expect(DECLARED).map(|buf| buf.narrow(width));
+                ExpertInput::Latent(Latent { x, out, down, up })
+            }
+            _ => ExpertInput::Same,
+        };
+        let block = |inner: usize, out: Buf, biases, scales| {
+            let (inner, up) = buffers.inner.narrow(router.top_k * inner, activation);
+            ExpertBlock { activation, inner, up, out: out.narrow(router.top_k * width), biases, scales }
+        };
+        let adjugate = mixture.adjugate.map(|Adjugate { inner, scale, .. }| {
+            (block(inner, buffers.adjugate.expect(DECLARED), None, Parts::default()), scale)
+        });
+        let block =
+            Moe {
+                router,
+                reads,
+                logits: buffers.logits.narrow(router.experts),
+                x,
+                experts_read,
+                block: block(mixture.inner, buffers.out, biases, scales),
+                adjugate,
+                shared: buffers.shared.zip(mixture.shared).map(|((inner, [gate, out]), shared)| {
+                    SharedExpert { mlp: inner.mlp(&shared.dense), gate, out }
+                }),
+            };
+        Ok((block, moe))
     }
 }
 
 impl MixtureBuffers {
     fn declare(b: &mut Builder<'_>, mixtures: &[&Mixture], hidden: usize) -> MixtureBuffers {
         let most = |width: &dyn Fn(&Mixture) -> usize| mixtures.iter().map(|m| width(m)).max().unwrap_or(0);
-        let inner = most(&|m| m.router.top_k * m.inner);
-        let shared = mixtures.iter().filter_map(|m| m.shared).map(|shared| shared.dense.inner).max();
+        let top_k = most(&|m| m.router.top_k);
+        let inner = most(&|m| m.router.top_k * m.adjugate.map_or(m.inner, |small| m.inner.max(small.inner)));
+        let has_gates = mixtures.iter().any(|m| m.activation.is_gated());
+        let shared = || mixtures.iter().filter_map(|m| m.shared).map(|shared| shared.dense);
+        let shared_has_gates = shared().any(|dense| dense.activation.is_gated());
         let normed = mixtures.iter().any(|m| matches!(m.reads, Reads::Stream(..)));
         let weighed = mixtures.iter().any(|m| m.weighs_input);
+        let latent = mixtures.iter().filter_map(|m| m.latent).map(|latent| latent.width).max();
+        let out = top_k * most(&|m| m.width(hidden));
         MixtureBuffers {
             logits: b.buffer(most(&|m| m.router.experts)),
-            gate: b.buffer(inner),
-            up: b.buffer(inner),
-            out: b.buffer(most(&|m| m.router.top_k) * hidden),
-            shared: shared.map(|inner| [inner, inner, 1, hidden].map(|width| b.buffer(width))),
+            inner: Inner::declare(b, inner, has_gates),
+            out: b.buffer(out),
+            adjugate: mixtures.iter().any(|m| m.adjugate.is_some()).then(|| b.buffer(out)),
+            shared: shared()
+                .map(|dense| dense.inner)
+                .max()
+                .map(|inner| (Inner::declare(b, inner, shared_has_gates), [b.buffer(1), b.buffer(hidden)])),
             normed: normed.then(|| b.buffer(hidden)),
             weighed: weighed.then(|| b.buffer(hidden)),
+            latent: latent.map(|width| [b.buffer(width), b.buffer(width)]),
         }
     }
 }

@@ -159,6 +159,8 @@ pub const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", &["hybri
 pub const WINDOW_PERIOD: Key = key("attention.sliding_window_pattern", &["sliding_window_pattern"]);
 /// For each layer, whether it has a window.
 pub const LAYER_TYPES: Key = key("", &["layer_types"]);
+/// The block of each layer, if layers are single blocks: a list of words, or a letter for each.
+pub const BLOCKS: Key = key("", &["layers_block_type", "hybrid_override_pattern"]);
 /// The steepness of the sigmoid in an expert.
 pub const SWIGLU_ALPHA: Key = key("", &["swiglu_alpha"]);
 /// The bound of gate and up in an expert.

@@ -22,6 +22,7 @@ mod gemma4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod grovemoe;
 mod hunyuan_moe;
 mod hy_v3;
 pub mod keys;
@@ -37,6 +38,7 @@ mod mistral3;
 mod mistral4;
 mod names;
 mod needs;
+mod nemotron_h;
 mod olmoe;
 mod parts;
 mod phimoe;
@@ -110,6 +112,8 @@ pub const ARCHS: &[Arch] = &[
     gemma3::ARCH,
     cohere2moe::ARCH,
     phimoe::ARCH,
+    grovemoe::ARCH,
+    nemotron_h::ARCH,
 ];
 
 /// A family's entry in the registry.
@@ -146,7 +150,10 @@ pub enum Reference {
     /// Hugging Face transformers.
     Transformers,
     /// The published formulas, written down in `tools/tiny_by_hand.py`, because transformers does not have the family.
+    /// llama.cpp computes the same.
     Formulas,
+    /// The published formulas, which llama.cpp does not compute.
+    FormulasOnly,
 }
 
 /// A model's forward pass, with weights that a backend holds.
@@ -167,8 +174,8 @@ pub trait Model: Send + Sync {
     /// The number of logits.
     fn vocab(&self) -> usize;
 
-    /// The shape of each layer's state.
-    fn state(&self) -> Vec<StateShape>;
+    /// The shape of each layer's state; `None` for layers that keep nothing.
+    fn state(&self) -> Vec<Option<StateShape>>;
 }
 
 /// Finds the family of the model in a file and describes the model.

@@ -46,11 +46,15 @@ impl Name {
     }
 }
 
-/// The names of a layer's routed experts in folders. GGUF files use the same names for all families.
+/// The names of a layer's routed experts. Experts without gates do not use the names of gates.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertNames {
     /// The module that contains them: `mlp` in `model.layers.3.mlp.experts`. Empty if it is the layer itself.
     pub module: &'static str,
+    /// Their list in this module: `experts`.
+    pub list: &'static str,
+    /// What ends the names in GGUF files: `_exps` in `ffn_gate_exps`.
+    pub gguf: &'static str,
     /// Gate, up and down of one expert, if each expert has its own tensors: `experts.7.gate_proj.weight`.
     pub parts: [&'static str; 3],
     /// What precedes the name of a matrix of all experts, if they are one tensor: `switch_mlp.` in
@@ -91,6 +95,8 @@ impl ExpertNames {
     /// The usual names.
     pub const USUAL: ExpertNames = ExpertNames {
         module: "mlp",
+        list: "experts",
+        gguf: "_exps",
         parts: ["gate_proj", "up_proj", "down_proj"],
         stacked: &["switch_mlp.", "experts.switch_glu.", "experts."],
         together: ["experts.gate_up_proj", "experts.down_proj"],

@@ -85,10 +85,10 @@ impl Recipe {
 /// One layer.
 #[derive(Clone)]
 pub struct LayerRecipe {
-    /// The block that mixes tokens.
-    pub mixer: Mixer,
-    /// The feed-forward block.
-    pub feed_forward: FeedForward,
+    /// The block that mixes tokens, if it has one.
+    pub mixer: Option<Mixer>,
+    /// The feed-forward block, if it has one.
+    pub feed_forward: Option<FeedForward>,
     /// The norms of the block that mixes tokens.
     pub mixer_norms: BlockNorms,
     /// The norms of the feed-forward block.
@@ -121,10 +121,33 @@ impl LayerRecipe {
     /// A layer with norms before its blocks.
     pub fn new(mixer: impl Into<Mixer>, feed_forward: impl Into<FeedForward>) -> LayerRecipe {
         LayerRecipe {
-            mixer: mixer.into(),
-            feed_forward: feed_forward.into(),
+            mixer: Some(mixer.into()),
+            feed_forward: Some(feed_forward.into()),
             mixer_norms: BlockNorms { before: Some(LayerRecipe::MIXER_NORM), after: None },
             ffn_norms: BlockNorms { before: Some(LayerRecipe::FFN_NORM), after: None },
+            parallel: false,
+            residual_scale: None,
+            scale: None,
+        }
+    }
+
+    /// A layer with a single block, which mixes tokens, after a norm with this name.
+    pub fn of_mixer(mixer: impl Into<Mixer>, norm: Name) -> LayerRecipe {
+        LayerRecipe { mixer: Some(mixer.into()), ..LayerRecipe::empty(norm) }
+    }
+
+    /// A layer with a single block, a feed-forward block, after a norm with this name.
+    pub fn of_feed_forward(feed_forward: impl Into<FeedForward>, norm: Name) -> LayerRecipe {
+        LayerRecipe { feed_forward: Some(feed_forward.into()), ..LayerRecipe::empty(norm) }
+    }
+
+    fn empty(norm: Name) -> LayerRecipe {
+        let norms = BlockNorms { before: Some(norm), after: None };
+        LayerRecipe {
+            mixer: None,
+            feed_forward: None,
+            mixer_norms: norms,
+            ffn_norms: norms,
             parallel: false,
             residual_scale: None,
             scale: None,

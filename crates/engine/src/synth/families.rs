@@ -325,6 +325,29 @@ pub const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     Family {
+        name: "grovemoe",
+        model: "GroveMoE-Inst",
+        settings: "block_count=48 context_length=40960 embedding_length=2048 feed_forward_length=6144
+            attention.head_count=32 attention.head_count_kv=4 attention.key_length=128 attention.value_length=128
+            attention.layer_norm_rms_epsilon=1e-6 rope.freq_base=1e6
+            expert_count=128 expert_used_count=8 expert_feed_forward_length=768
+            expert_chunk_feed_forward_length=128 experts_per_group=2 expert_group_scale=0.05",
+        ..PLAIN
+    },
+    Family {
+        name: "nemotron_h_moe",
+        model: "Nemotron-3-Super, without its Mamba2 layers",
+        settings: "block_count=48 context_length=262144 embedding_length=4096
+            attention.head_count=32
+            attention.head_count_kv=0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0,0,0,2,0,0,0
+            feed_forward_length=2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688,2688,2688,0,2688,2688,2688
+            attention.key_length=128 attention.value_length=128 attention.layer_norm_rms_epsilon=1e-5
+            expert_count=512 expert_used_count=22 expert_feed_forward_length=2688 moe_latent_size=1024
+            expert_shared_count=1 expert_shared_feed_forward_length=5376
+            expert_group_count=1 expert_group_used_count=1 expert_weights_norm=true expert_weights_scale=5.0",
+        ..PLAIN
+    },
+    Family {
         name: "step35",
         model: "Step-3.5-Flash",
         settings: "block_count=45 context_length=262144 embedding_length=4096 feed_forward_length=11264

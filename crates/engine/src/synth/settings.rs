@@ -221,6 +221,9 @@ mod tests {
             ("laguna", 33.0),
             ("llama4", 105.7),
             ("smallthinker", 20.7),
+            ("grovemoe", 32.4),
+            // Without the layers that are not supported.
+            ("nemotron_h_moe", 115.1),
         ];
         for (name, size) in sizes {
             let family = FAMILIES.iter().find(|family| family.name == name).unwrap();

@@ -68,6 +68,9 @@ pub const MIXTURES: &[&str] = &[
     "gemma4",
     "cohere2_moe",
     "phimoe",
+    "grovemoe",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
     "hy_v3",
     "exaone_moe",
     "afmoe",
@@ -102,9 +105,9 @@ pub const DENSE: &[&str] = &[
 /// Families whose GGUF files lack settings, so that their logits are others than those of the folders.
 const LACKING: &[&str] = &["mistral", "llama4"];
 
-/// One of these for each kind of state that layers keep.
-pub const KEEPING: [&str; 7] =
-    ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe", "gemma4", "llama4"];
+/// One of these for each kind of state that layers keep, and one with layers that keep nothing.
+pub const KEEPING: [&str; 8] =
+    ["qwen3moe", "qwen35moe", "gpt_oss", "deepseek_v3", "lfm2_moe", "gemma4", "llama4", "nemotron_h_moe"];
 
 /// The same tiny model in both kinds of container.
 pub fn containers(family: &str) -> [PathBuf; 2] {

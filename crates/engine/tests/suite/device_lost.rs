@@ -36,6 +36,10 @@ impl Device for Frail {
         64
     }
 
+    fn memory_speed(&self) -> Result<f64> {
+        Ok(1e9)
+    }
+
     fn link_speed(&self) -> Result<f64> {
         Ok(1e9)
     }

@@ -19,11 +19,12 @@ struct Planned {
     memory: u64,
     without: Option<Encoding>,
     channels: usize,
+    shares_memory: bool,
 }
 
 impl Planned {
     fn new(memory: u64) -> Planned {
-        Planned { memory, without: None, channels: usize::MAX }
+        Planned { memory, without: None, channels: usize::MAX, shares_memory: false }
     }
 }
 
@@ -40,12 +41,20 @@ impl Device for Planned {
         shape.value_dim <= self.channels
     }
 
+    fn shares_memory(&self) -> bool {
+        self.shares_memory
+    }
+
     fn memory(&self) -> u64 {
         self.memory
     }
 
     fn chunk(&self) -> usize {
         2048
+    }
+
+    fn memory_speed(&self) -> Result<f64> {
+        Ok(1e9)
     }
 
     fn link_speed(&self) -> Result<f64> {
@@ -82,6 +91,26 @@ fn experts_are_placed_where_they_fit() {
     let both = options.clone().expert_memory(ExpertMemory::Percent(30.0));
     let both = plan(&model, there.total() - 1, &both).unwrap();
     assert!(both.streams() && both.slot_bytes <= both.experts * 3 / 10);
+}
+
+#[test]
+fn a_device_that_shares_memory_has_the_cpus_plan() {
+    let device: Arc<dyn Device> = Arc::new(Planned { shares_memory: true, ..Planned::new(1) });
+    // One description, so that all plans are for the same machine.
+    let model = Prospect::new(&demo_model(), &Options::default()).unwrap();
+    let plan = |options: &Options| model.plan_with(options).unwrap();
+    let asked = Options::default().context(256).chunk(32).memory(1 << 30);
+    let (there, here) = (plan(&asked.clone().device(Some(Arc::clone(&device)))), plan(&asked));
+    assert!(there.device.is_none() && there.holds_all_experts() && there.kv > 0);
+    assert_eq!((there.kv, there.scratch, there.slot_bytes), (here.kv, here.scratch, here.slot_bytes));
+
+    // The number of tokens that are computed together may change bits, and a budget may not.
+    let on_device = Options::default().device(Some(device));
+    let least = model.least_memory(&on_device).unwrap();
+    let chunk = |options: &Options, memory: u64| plan(&options.clone().memory(memory)).chunk;
+    assert_eq!(chunk(&on_device, least), chunk(&on_device, 64 << 30).min(1024));
+    let on_cpu = Options::default();
+    assert_ne!(chunk(&on_cpu, least), chunk(&on_cpu, 64 << 30), "the CPU's chunks are the budget's choice");
 }
 
 #[test]

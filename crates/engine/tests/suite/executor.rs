@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
 use forebay_engine::internals::backend::{
-    Activation, Backend, Buf, BufShape, CpuBackend, ExpertBuffers, Experts, HostMatrix, Matrix, Precision,
-    Router, RouterWeights, Routing, Scores, Weight,
+    Activation, Backend, Buf, BufShape, CpuBackend, ExpertBlock, Experts, HostMatrix, Matrix, Parts,
+    Precision, Router, RouterWeights, Routing, Scores, Weight,
 };
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{
     BatchShape, ByteRange, ByteSource, CpuExecutor, ExpertExecutor, ExpertLayer, ExpertStore, IoMethod,
-    Mixture, PartShape, RowPick, SlotClasses, StoreOptions,
+    Mixture, NextMixture, PartShape, RowPick, SlotClasses, StoreOptions,
 };
 use forebay_engine::internals::format::FileIdx;
 use forebay_engine::{Error, LayerIdx, Result, TokenId};
@@ -91,7 +91,8 @@ fn layers() -> Vec<Option<ExpertLayer>> {
         len: HIDDEN * INNER * 4,
     };
     let layer = |layer| ExpertLayer {
-        parts: [0, 1, 2].map(part),
+        parts: Parts { gate: Some(part(0)), up: part(1), down: part(2) },
+        adjugate: None,
         experts: (0..EXPERTS).map(|e| [0, 1, 2].map(|part| range(layer, e, part)).into()).collect(),
         used: TOP_K,
     };
@@ -171,16 +172,23 @@ fn pass(
         let mixture = Mixture {
             router: &choice,
             weights: router(layer),
-            next: (layer + 1 < LAYERS).then(|| router(layer + 1)),
+            next: (layer + 1 < LAYERS)
+                .then(|| NextMixture { layer: LayerIdx(layer + 1), router: router(layer + 1) }),
             input: x,
             logits,
             ready: false,
             experts: Experts {
                 layer: LayerIdx(layer),
-                buffers: ExpertBuffers { x, gate, up, out: each },
-                activation: Activation::SwiGlu,
-                biases: None,
-                scales: [None; 3],
+                x,
+                block: ExpertBlock {
+                    activation: Activation::SwiGlu,
+                    inner: gate,
+                    up: Some(up),
+                    out: each,
+                    biases: None,
+                    scales: Parts::default(),
+                },
+                adjugate: None,
             },
             out,
             observer: Some(&mut observer),

@@ -5,7 +5,7 @@ use forebay_testing::{assert_same_bits, golden};
 use serde_json::json;
 
 use crate::common::folder_builder::Folder;
-use crate::common::gguf_builder::{GgufBuilder, tensor_type};
+use crate::common::gguf_builder::{GgufBuilder, tensor_type, value_type};
 use crate::common::models::{Reference, data, logits, options};
 
 /// The logits of a folder with changed settings, computed as exactly as possible.
@@ -106,6 +106,36 @@ fn short_divisors_are_read_from_settings_or_from_a_tensor() {
     }
 }
 
+#[test]
+fn the_blocks_of_layers_are_words_or_letters() {
+    let tokens = tokens("nemotron_h_moe");
+    let letters = changed("nemotron_h_moe", &tokens, |_| {});
+    let words = changed("nemotron_h_moe", &tokens, |folder| {
+        folder.config.remove("hybrid_override_pattern").unwrap();
+        let blocks = json!(["moe", "attention", "moe", "full_attention", "moe"]);
+        folder.config.insert("layers_block_type".into(), blocks);
+        folder.config.insert("num_hidden_layers".into(), json!(5));
+    });
+    assert_same_bits(&words, &letters, "nemotron_h_moe");
+    let message = refusal("nemotron_h_moe", |folder| {
+        folder.config.insert("num_hidden_layers".into(), json!(4));
+    });
+    assert!(message.contains("hybrid_override_pattern does not have one block for each layer"), "{message}");
+}
+
+#[test]
+fn layers_of_mamba_are_refused_by_name_in_gguf_files() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("model.gguf");
+    let name = "nemotron_h_moe.attention.head_count_kv";
+    // The second layer has neither attention nor a feed-forward block.
+    let bytes: Vec<u8> = [0, 0, 0, 2, 0i32].into_iter().flat_map(i32::to_le_bytes).collect();
+    let model = GgufBuilder::copy_of(&golden("nemotron_h_moe.gguf")).without(name);
+    std::fs::write(&path, model.array(name, value_type::I32, 5, bytes).build()).unwrap();
+    let message = Engine::open(&path, &options(Precision::Exact)).err().unwrap().to_string();
+    assert!(message.contains(name) && message.contains("Mamba2"), "{message}");
+}
+
 /// The refusal of a folder with changed settings.
 fn refusal(name: &str, change: impl Fn(&mut Folder)) -> String {
     let temporary = tempfile::tempdir().unwrap();
@@ -136,6 +166,13 @@ fn what_a_family_does_not_compute_is_refused_by_name() {
         ("cohere2_moe", "shared_expert_combination_strategy", json!("product")),
         ("phimoe", "num_experts_per_tok", json!(3)),
         ("phimoe", "sliding_window", json!(17)),
+        ("grovemoe", "norm_topk_prob", json!(false)),
+        ("nemotron_h_moe", "hybrid_override_pattern", json!("EME*E")),
+        ("nemotron_h_moe", "hybrid_override_pattern", json!("E-E*E")),
+        ("nemotron_h_latent", "layers_block_type", json!(["moe", "mamba", "moe", "full_attention", "moe"])),
+        ("nemotron_h_latent", "mlp_hidden_act", json!("silu")),
+        ("nemotron_h_latent", "n_shared_experts", json!(2)),
+        ("nemotron_h_latent", "mlp_bias", json!(true)),
     ];
     for (name, setting, value) in cases {
         let message = refusal(name, |folder| {

@@ -137,7 +137,12 @@ fn the_plans_of_the_stages_add_up_to_that_of_the_model() {
             let weight = file.weight(name).unwrap()?;
             Some(weight.planes.iter().flatten().map(|plane| plane.len).sum::<u64>())
         };
-        let embeddings = ["token_embd.weight", "model.embed_tokens.weight", "model.word_embeddings.weight"];
+        let embeddings = [
+            "token_embd.weight",
+            "model.embed_tokens.weight",
+            "model.word_embeddings.weight",
+            "model.embeddings.weight",
+        ];
         let embeddings = embeddings.into_iter().find_map(table).unwrap();
         let is_tied = table("output.weight").or_else(|| table("lm_head.weight")).is_none();
         let twice = parts.iter().map(|(plan, _)| plan.dense).sum::<u64>() - whole.dense;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay_engine::internals::experts::ExpertPart::{self, Down, Gate, Up};
+use forebay_engine::internals::backend::Parts;
 use forebay_engine::internals::experts::policy::PolicyKind;
 use forebay_engine::internals::experts::{
     Access, Asked, ByteRange, ByteSource, ExpertLayer, ExpertStore, Given, IoMethod, PartShape, Picture,
@@ -81,13 +81,14 @@ fn layers() -> Vec<Option<ExpertLayer>> {
             ByteRange { file: FileIdx(0), offset: starts[part] + (expert * len) as u64, len }
         };
         ExpertLayer {
-            parts: [0, 1, 2].map(|part| PartShape {
+            parts: Parts { gate: Some(0), up: 1, down: 2 }.each(|&part: &usize| PartShape {
                 encoding: DType::F32.into(),
                 rows: ROWS[part],
                 cols: 1,
                 planes: [Some(part), None, None],
                 pick: RowPick::ALL,
             }),
+            adjugate: None,
             experts: (0..EXPERTS).map(|e| [range(0, e), range(1, e), range(2, e)].into()).collect(),
             used: 2,
         }
@@ -120,13 +121,11 @@ fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error
     while let Some(leases) = acquisition.next_ready()? {
         for lease in &leases {
             seen.push(lease.expert().0);
-            for part in [Gate, Up, Down] {
-                let range =
-                    layers()[layer].as_ref().unwrap().experts[lease.expert().0 as usize][part as usize];
-                let matrix = lease.part(part);
+            for (part, matrix) in lease.weights().parts.iter().enumerate() {
+                let range = layers()[layer].as_ref().unwrap().experts[lease.expert().0 as usize][part];
                 let bytes = (0..matrix.rows).flat_map(|row| matrix.row(row));
                 let expected = (range.offset..range.offset + range.len as u64).map(byte_at);
-                assert!(bytes.copied().eq(expected), "layer {layer}, {:?}, {part:?}", lease.expert());
+                assert!(bytes.copied().eq(expected), "layer {layer}, {:?}, matrix {part}", lease.expert());
             }
         }
     }
@@ -135,9 +134,13 @@ fn check(store: &ExpertStore, layer: usize, experts: &[u32]) -> Result<(), Error
     Ok(())
 }
 
-/// The end of a part of an expert in the file.
-fn end_of(layer: usize, expert: usize, part: ExpertPart) -> u64 {
-    let range = layers()[layer].as_ref().unwrap().experts[expert][part as usize];
+/// The indices of an expert's matrices.
+const UP: usize = 1;
+const DOWN: usize = 2;
+
+/// The end of a matrix of an expert in the file.
+fn end_of(layer: usize, expert: usize, part: usize) -> u64 {
+    let range = layers()[layer].as_ref().unwrap().experts[expert][part];
     range.offset + range.len as u64
 }
 
@@ -199,7 +202,7 @@ fn experts_that_were_preloaded_are_not_read_again() {
 
 #[test]
 fn a_failed_read_names_file_and_offset_and_the_store_works_on() {
-    let fails_from = end_of(3, 4, Up) - 100;
+    let fails_from = end_of(3, 4, UP) - 100;
     let drive = Arc::new(Drive { fails_from: Some(fails_from), ..Drive::default() });
     let store = open(&drive, 6);
     check(&store, 0, &[1, 5]).unwrap();
@@ -213,7 +216,7 @@ fn a_failed_read_names_file_and_offset_and_the_store_works_on() {
 
 #[test]
 fn two_acquisitions_that_wait_for_a_read_both_get_its_error() {
-    let drive = Arc::new(Drive { fails_from: Some(end_of(3, 4, Up) - 100), ..Drive::default() });
+    let drive = Arc::new(Drive { fails_from: Some(end_of(3, 4, UP) - 100), ..Drive::default() });
     let store = open(&drive, 6);
     *drive.silent.lock().unwrap() = true;
     let mut waiting = [0, 1].map(|_| store.acquire(LayerIdx(3), &[ExpertIdx(4)], Access::Token));
@@ -227,7 +230,7 @@ fn two_acquisitions_that_wait_for_a_read_both_get_its_error() {
 
 #[test]
 fn a_file_that_has_shrunk_is_an_error() {
-    let drive = Arc::new(Drive { ends_at: Some(end_of(2, 7, Down) - 1), ..Drive::default() });
+    let drive = Arc::new(Drive { ends_at: Some(end_of(2, 7, DOWN) - 1), ..Drive::default() });
     let store = open(&drive, 4);
     check(&store, 2, &[6]).unwrap();
     let message = check(&store, 2, &[6, 7]).unwrap_err().to_string();

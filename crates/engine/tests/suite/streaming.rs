@@ -118,6 +118,20 @@ fn most_prefetched_experts_are_used() {
     assert_eq!(meters(&options.prefetch(false)).prefetches, 0);
 }
 
+/// A mixture's router predicts the experts of the next one, also if the layer between them has none.
+#[test]
+fn experts_beyond_a_layer_without_any_are_prefetched() {
+    let model = data("golden/nemotron_h_moe.gguf");
+    let options = Options::default().expert_memory(least_expert_memory(&model)).threads(1);
+    let engine = Engine::open(&model, &options).unwrap();
+    let mut session = engine.session();
+    for token in random_tokens(24, 512, 3) {
+        session.push(token).unwrap();
+    }
+    let meters = engine.meters();
+    assert!(meters.prefetches > 0, "{meters:?}");
+}
+
 /// The file is truncated during a conversation and then restored.
 #[test]
 fn a_truncated_file_ends_the_answer_but_not_the_engine() {

@@ -1,8 +1,11 @@
 //! The bytes that one token reads, counted by hand.
 
+use std::path::Path;
+
 use forebay_engine::plan::Traffic;
 use forebay_engine::{Engine, Options, Precision};
 
+use crate::common::models::containers;
 use crate::common::tiny_model::tiny_model;
 
 /// The floats of a layer's dense weights with 32 hidden channels: norms, queries, keys, values, output, router.
@@ -15,7 +18,27 @@ fn traffic(model: &[u8], precision: Precision) -> Traffic {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, model).unwrap();
-    Engine::open(&path, &Options::default().precision(precision)).unwrap().traffic()
+    traffic_of(&path, precision)
+}
+
+fn traffic_of(model: &Path, precision: Precision) -> Traffic {
+    Engine::open(model, &Options::default().precision(precision)).unwrap().traffic()
+}
+
+/// The experts of the tiny models have weights of two bytes.
+#[test]
+fn a_token_reads_the_matrices_that_its_experts_have() {
+    for (family, expected) in [
+        // Two layers, three experts of three matrices, each with a small expert of three matrices.
+        ("grovemoe", 2 * 3 * (3 * 64 * 64 + 3 * 32 * 64) * 2),
+        // Three layers with experts, of which a token uses three, of two matrices.
+        ("nemotron_h_moe", 3 * 3 * (2 * 64 * 64) * 2),
+        ("nemotron_h_latent", 3 * 3 * (2 * 64 * 32) * 2),
+    ] {
+        for model in containers(family) {
+            assert_eq!(traffic_of(&model, Precision::Fast).experts, expected, "{}", model.display());
+        }
+    }
 }
 
 #[test]

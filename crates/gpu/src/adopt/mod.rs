@@ -68,6 +68,7 @@ pub struct Adoption {
 impl Drop for Adoption {
     fn drop(&mut self) {
         // Nothing that was submitted may still read the memory. A lost GPU reads nothing.
+        self.gpu.submit_closed();
         let _ = self.gpu.wait(None);
         self.gpu.adopted.lock().retain(|part| part.number != self.number);
         self.gpu.note_dropped();

@@ -126,6 +126,7 @@ impl GpuBackend {
         let Some(end) = end else { return Ok(()) };
         let memory = self.choices.0.as_ref().expect("a choice was made").whole();
         let mut words = vec![0u32; ((end - first) / 4) as usize];
+        self.flush()?;
         self.recorder.read(&memory.part(first, end - first), cast_slice_mut(&mut words))?;
         for (chosen, routing) in choices {
             let at = |span: &Span| ((span.start - first) / 4) as usize;

@@ -4,28 +4,33 @@ mod best;
 pub mod choice;
 mod deferred;
 mod products;
+mod sequences;
 
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use forebay_engine::internals::backend::{
-    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices,
-    LayerState, Matrix, Precision, Ranked, Rope, Router, RouterWeights, Routing, RowPart, StateShape, Vector,
-    Weight,
+    Activation, Attention, Backend, Batch, Buf, BufShape, Convolution, DeltaRule, Gate, HeadMatrices, Heads,
+    KvPages, LayerState, Matrix, Precision, Ranked, Recurrent, Rope, Router, RouterWeights, Routing, RowPart,
+    StateShape, Vector, Weight,
 };
 use forebay_engine::{Result, TokenId};
 use forebay_kernels::RopePairs;
 
 use crate::device::{Gpu, Memory, Span};
+use crate::heap::Heap;
 use crate::recorder::{Args, Bound, Recorder};
 use crate::shaders::{File, Name};
+use crate::state::DevicePieces;
 use crate::weights::{DenseMatrix, Descriptor};
+use best::Candidates;
+use choice::{Choices, Turn};
 use deferred::{Deferred, Norm};
 
 /// Batches of more rows are submitted before their results are read.
 const FEW_ROWS: usize = 32;
-use best::Candidates;
-use choice::{Choices, Turn};
+use sequences::Sequences;
+pub use sequences::attends;
 
 /// The most workgroups in a row of a grid.
 const ROW: usize = 65535;
@@ -57,6 +62,7 @@ pub struct GpuBackend {
     halves: Option<Memory>,
     choices: Choices,
     candidates: Candidates,
+    sequences: Sequences,
 }
 
 impl GpuBackend {
@@ -83,6 +89,7 @@ impl GpuBackend {
             halves: None,
             choices: Choices::default(),
             candidates: Candidates::default(),
+            sequences: Sequences::new(Heap::new(gpu)),
         })
     }
 
@@ -184,6 +191,7 @@ pub fn activation_args(activation: Activation) -> (usize, f32, f32) {
         Activation::ClippedAfter(limit) => (3, 0.0, limit),
         Activation::GeGlu => (4, 0.0, 0.0),
         Activation::ReGlu => (5, 0.0, 0.0),
+        Activation::ReluSquared => (6, 0.0, 0.0),
     }
 }
 
@@ -210,7 +218,14 @@ impl Backend for GpuBackend {
     }
 
     fn new_state(&self, shape: StateShape) -> Box<dyn LayerState> {
-        unimplemented!("{shape:?}")
+        let pieces = |bytes| DevicePieces::new(&self.sequences.heap, bytes);
+        match shape {
+            StateShape::Attention(shape) => {
+                let kind = self.precision.kv_type();
+                Box::new(KvPages::new(shape, kind, pieces(kind.page_bytes(&shape))))
+            }
+            StateShape::Recurrent(floats) => Box::new(Recurrent::new(pieces(floats * 4))),
+        }
     }
 
     fn begin(&mut self, rows: usize) {
@@ -286,16 +301,20 @@ impl Backend for GpuBackend {
         self.on_rows("rope", [groups, self.rows, 1], &args, bound)
     }
 
-    fn attention(&mut self, attention: &Attention, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{attention:?}")
+    fn norm_and_rotate(&mut self, buffers: [(Buf, Option<Vector>); 2], heads: &Heads) -> Result<()> {
+        self.prepare_heads(buffers, heads)
     }
 
-    fn delta_rule(&mut self, rule: &DeltaRule, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{rule:?}")
+    fn attention(&mut self, attention: &Attention, batch: &mut Batch<'_>) -> Result<()> {
+        self.attend(attention, batch)
     }
 
-    fn convolve(&mut self, convolution: &Convolution, _: &mut Batch<'_>) -> Result<()> {
-        unimplemented!("{convolution:?}")
+    fn delta_rule(&mut self, rule: &DeltaRule, batch: &mut Batch<'_>) -> Result<()> {
+        self.recur(rule, batch)
+    }
+
+    fn convolve(&mut self, convolution: &Convolution, batch: &mut Batch<'_>) -> Result<()> {
+        self.convolve_rows(convolution, batch)
     }
 
     fn ungroup(&mut self, x: Buf, groups: usize, parts: &[RowPart]) -> Result<()> {
@@ -351,11 +370,12 @@ impl Backend for GpuBackend {
         self.each_number("scale", x, &args, Bound::None, w)
     }
 
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()> {
         let (kind, alpha, limit) = activation_args(activation);
         let args = RowArgs { kind, alpha, limit, ..RowArgs::default() };
-        let up = self.at(up).into();
-        self.each_number("activate_all", gate, &args, up, Bound::None)
+        // Without a gate, the second argument is not used.
+        let up = self.at(up.unwrap_or(x)).into();
+        self.each_number("activate_all", x, &args, up, Bound::None)
     }
 
     fn gate(&mut self, x: Buf, gate: Buf, function: Gate) -> Result<()> {

@@ -3,10 +3,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+
+mod bits;
 mod scaled;
 
 mod best {
-    forebay_device_tests::device_suite!(crate::common::Best: kernels, operations);
+    forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures, golden, conversations, batches);
 
     #[test]
     fn matrices_with_a_scale_are_the_processors() {
@@ -17,7 +19,7 @@ mod best {
 }
 
 mod plain {
-    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations);
+    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures, golden, conversations, batches);
 
     #[test]
     fn matrices_with_a_scale_are_the_processors() {

@@ -2,7 +2,7 @@
 
 use crate::math::{sigmoid, silu, softplus, tanh};
 
-/// How a feed-forward block combines its gate and up products.
+/// How a feed-forward block combines its gate and up products, or what it does with up if it has no gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `SiLU(gate) · up`
@@ -22,13 +22,22 @@ pub enum Activation {
     GeGlu,
     /// `max(gate, 0) · up`
     ReGlu,
+    /// `max(up, 0)²`, without a gate
+    ReluSquared,
 }
 
-/// `gate ← activation(gate, up)`
+impl Activation {
+    /// Whether it belongs to a block with a gate.
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Activation::ReluSquared)
+    }
+}
+
+/// `x ← activation(x, up)`, where `x` is the gate; without a gate, `x` is up and `up` is empty.
 #[inline(always)]
-pub fn activate(gate: &mut [f32], up: &[f32], activation: Activation) {
-    assert_eq!(gate.len(), up.len());
-    let each = gate.iter_mut().zip(up);
+pub fn activate(x: &mut [f32], up: &[f32], activation: Activation) {
+    assert_eq!(if activation.is_gated() { x.len() } else { 0 }, up.len());
+    let each = x.iter_mut().zip(up);
     match activation {
         Activation::SwiGlu => each.for_each(|(g, u)| *g = silu(*g) * u),
         Activation::Clamped { alpha, limit } => each.for_each(|(g, u)| {
@@ -43,6 +52,9 @@ pub fn activate(gate: &mut [f32], up: &[f32], activation: Activation) {
         }
         Activation::GeGlu => each.for_each(|(g, u)| *g = gelu(*g) * u),
         Activation::ReGlu => each.for_each(|(g, u)| *g = if *g < 0.0 { 0.0 } else { *g } * u),
+        Activation::ReluSquared => {
+            x.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x * *x });
+        }
     }
 }
 

@@ -406,13 +406,14 @@ fn attention_with_scores_that_are_not_finite_has_the_scalar_bits() {
     });
 }
 
-const ACTIVATIONS: [Activation; 6] = [
+const ACTIVATIONS: [Activation; 7] = [
     Activation::SwiGlu,
     Activation::Clamped { alpha: 1.702, limit: 0.5 },
     Activation::ClippedBefore(0.5),
     Activation::ClippedAfter(0.3),
     Activation::GeGlu,
     Activation::ReGlu,
+    Activation::ReluSquared,
 ];
 
 #[test]
@@ -431,7 +432,8 @@ fn everything_element_by_element_has_the_scalar_bits() {
             check("softmax", &|k, v| (k.softmax)(v));
             check("layer_norm", &|k, v| (k.layer_norm)(v, &y, 1e-6));
             for activation in ACTIVATIONS {
-                check("activate", &|k, v| (k.activate)(v, &y, activation));
+                let up = if activation.is_gated() { &y[..] } else { &[] };
+                check("activate", &|k, v| (k.activate)(v, up, activation));
             }
             for gate in [Gate::Sigmoid, Gate::Softplus, Gate::Factor] {
                 check("gate", &|k, v| (k.gate)(v, &y, gate));

@@ -271,22 +271,24 @@ fn activations_and_sums_do_what_they_say() {
         (u.clamp(-0.5, 0.5) + 1.0) * g / (1.0 + (-1.702 * g).exp())
     };
     type Function<'a> = &'a dyn Fn(f64, f64) -> f64;
-    let functions: [(Activation, Function<'_>); 6] = [
+    let functions: [(Activation, Function<'_>); 7] = [
         (Activation::SwiGlu, &|g, u| silu(g) * u),
         (Activation::Clamped { alpha: 1.702, limit: 0.5 }, &clamped),
         (Activation::ClippedBefore(0.5), &|g, u| silu(g.min(0.5)) * u.clamp(-0.5, 0.5)),
         (Activation::ClippedAfter(0.3), &|g, u| silu(g).min(f64::from(0.3f32)) * u.clamp(-0.3, 0.3)),
         (Activation::GeGlu, &|g, u| gelu(g) * u),
         (Activation::ReGlu, &|g, u| g.max(0.0) * u),
+        (Activation::ReluSquared, &|x, _| x.max(0.0).powi(2)),
     ];
     for (activation, function) in functions {
         let mut out = gate.clone();
-        scalar::activate(&mut out, &up, activation);
+        let count = |numbers: usize| if activation.is_gated() { numbers } else { 0 };
+        scalar::activate(&mut out, &up[..count(up.len())], activation);
         let pairs = gate.iter().zip(&up);
         let expected: Vec<f64> = pairs.map(|(&g, &u)| function(g.into(), u.into())).collect();
         assert!(relative_error(&out, &expected) < 1e-6, "{activation:?}");
         let mut broken = [f32::NAN];
-        scalar::activate(&mut broken, &[1.0], activation);
+        scalar::activate(&mut broken, &[1.0][..count(1)], activation);
         assert!(broken[0].is_nan(), "{activation:?}");
     }
 

@@ -44,7 +44,8 @@ class LoadOptions(TypedDict, total=False):
     """The most tokens of a conversation, with memory reserved for all of them. By default the model's maximum, with memory
     reserved for 8192 tokens."""
     device: str
-    """ "auto" (the first GPU if it can take the model, otherwise the CPU), "cpu", or "cuda:0"."""
+    """ "auto" (the first GPU if it can take the model, otherwise the CPU), "cpu", "cuda:0", "metal", or
+    "vulkan:0" (wheels and macOS; a build from source needs the feature gpu)."""
     vram: int | str | None
     """What the model may use of the GPU's memory. By default the free memory less a margin."""
     cpu_experts: bool

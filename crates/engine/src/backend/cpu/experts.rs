@@ -7,52 +7,83 @@ use forebay_kernels::{Grain, MatRef, TileMut};
 
 use super::{Activations, Compute, CpuBackend, Few, Job, Reads};
 use crate::ExpertIdx;
-use crate::backend::{Buf, Experts, Routing, Vector};
+use crate::backend::{Buf, ExpertBlock, Experts, Parts, Routing, Vector};
 
 /// The matrices of an expert, in the store's memory.
 #[derive(Clone, Copy)]
 pub struct ExpertWeights<'a> {
     /// The expert's index in its layer.
     pub expert: ExpertIdx,
-    /// Gate, up and down.
-    pub parts: [MatRef<'a>; 3],
+    /// Those of its block.
+    pub parts: Parts<MatRef<'a>>,
+    /// Those of its adjugate expert, if it has one.
+    pub adjugate: Option<Parts<MatRef<'a>>>,
 }
 
-const GATE: usize = 0;
-const UP: usize = 1;
-const DOWN: usize = 2;
-
 impl CpuBackend {
-    /// Computes `W_d( activation(W_g x, W_u x) )`, plus biases if there are any, for these experts in ascending
-    /// order, each for the rows routed to it.
+    /// Computes these experts in ascending order, each for the rows routed to it.
     pub fn experts(&mut self, experts: &Experts, routing: &Routing, weights: &[ExpertWeights<'_>]) {
-        let Experts { buffers: b, activation, biases, scales, .. } = *experts;
-        let (mut gate, mut up, mut out) = (self.take(b.gate), self.take(b.up), self.take(b.out));
-        let x = Activations { rows: &self.buffers[b.x.id][..self.rows * b.x.width], width: b.x.width };
+        let &Experts { x, block, adjugate, .. } = experts;
+        if self.expert_input != Some(x.id) {
+            // All experts of a layer have the same encodings.
+            let blocks = weights.iter().take(1).flat_map(|w| [Some(w.parts), w.adjugate]).flatten();
+            let encodings = blocks.flat_map(|parts| parts.inputs()).flatten().map(|w| w.encoding);
+            let input = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
+            let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
+            compute.quantise(input, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
+            self.expert_input = Some(x.id);
+        }
+        let parts: Few<_> = weights.iter().map(|w| (w.expert, &w.parts)).collect();
+        self.expert_blocks(x, &block, routing, &parts);
+        let Some((small, factor)) = adjugate else { return };
+        let parts: Few<_> = weights.iter().filter_map(|w| Some((w.expert, w.adjugate.as_ref()?))).collect();
+        self.expert_blocks(x, &small, routing, &parts);
+
+        let mut out = self.take(block.out);
+        let width = block.out.width / routing.top_k();
+        let buckets: Few<_> = parts.iter().map(|(expert, _)| routing.bucket(*expert)).collect();
+        let added = &self.buffers[small.out.id];
+        let mut tiles = bucket_tiles(&mut out, width, &buckets);
+        self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
+            let row = buckets[piece.matrix].start + piece.rows.start;
+            (self.kernels.add_scaled)(tile.row(0), factor, &added[row * width..][..width]);
+        });
+        drop(tiles);
+        self.put(block.out, out);
+    }
+
+    /// Computes `W_d activation(W_g x, W_u x)`, or without gates `W_d activation(W_u x)`, plus biases if there are any.
+    /// `expert_panels` has the quantised input.
+    fn expert_blocks(
+        &mut self,
+        x: Buf,
+        block: &ExpertBlock,
+        routing: &Routing,
+        experts: &[(ExpertIdx, &Parts<MatRef<'_>>)],
+    ) {
+        let &ExpertBlock { activation, biases, scales, .. } = block;
+        let (mut first, mut out) = (self.take(block.inner), self.take(block.out));
+        let mut second = block.up.map(|up| self.take(up)).unwrap_or_default();
+        let x = Activations { rows: &self.buffers[x.id][..self.rows * x.width], width: x.width };
         let compute = Compute { kernels: self.kernels, pool: &self.pool, precision: self.precision };
-        let buckets: Few<Range<usize>> = weights.iter().map(|w| routing.bucket(w.expert)).collect();
-        let inner = b.gate.width / routing.top_k();
-        let scale = |part: usize, expert: ExpertIdx| {
-            scales[part].map_or(1.0, |scales| self.vectors[scales.0][expert.0 as usize])
+        let buckets: Few<Range<usize>> = experts.iter().map(|(expert, _)| routing.bucket(*expert)).collect();
+        let inner = block.inner.width / routing.top_k();
+        let scale = |scales: Option<Vector>, expert: ExpertIdx| {
+            scales.map_or(1.0, |scales| self.vectors[scales.0][expert.0 as usize])
         };
 
-        let reads_x: Few<Job<'_>> = [GATE, UP]
-            .iter()
-            .flat_map(|&part| weights.iter().map(move |w| (part, w)))
-            .zip(buckets.iter().cycle())
-            .map(|((part, w), bucket)| Job {
-                w: w.parts[part],
-                scale: scale(part, w.expert),
+        let mut reads_x: Few<Job<'_>> = Few::new();
+        for number in 0..if activation.is_gated() { 2 } else { 1 } {
+            reads_x.extend(experts.iter().zip(&buckets).map(|((expert, parts), bucket)| Job {
+                w: parts.inputs()[number].expect("a gated block has both"),
+                scale: scale(scales.inputs()[number].flatten(), *expert),
                 reads: Reads::Indexed(routing.tokens(bucket.clone())),
-            })
-            .collect();
-        if self.expert_input != Some(b.x.id) {
-            let encodings = reads_x.iter().map(|job| job.w.encoding);
-            compute.quantise(x, slice::from_ref(&(0..self.rows)), encodings, &mut self.expert_panels);
-            self.expert_input = Some(b.x.id);
+            }));
         }
-        let mut outs = bucket_tiles(&mut gate, inner, &buckets);
-        outs.extend(bucket_tiles(&mut up, inner, &buckets));
+        let mut outs = bucket_tiles(&mut first, inner, &buckets);
+        if activation.is_gated() {
+            outs.extend(bucket_tiles(&mut second, inner, &buckets));
+        }
         compute.matmul(x, &self.expert_panels, &reads_x, &mut outs);
         drop(outs);
 
@@ -61,47 +92,49 @@ impl CpuBackend {
             let bias = &self.vectors[bias.0];
             let mut tiles = bucket_tiles(data, width, &buckets);
             self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: width }, |piece, mut tile| {
-                let expert = weights[piece.matrix].expert.0 as usize;
+                let expert = experts[piece.matrix].0.0 as usize;
                 (self.kernels.add)(tile.row(0), &bias[expert * width..][..width]);
             });
         };
-        if let Some([gate_bias, up_bias, _]) = biases {
-            add_bias(&mut gate, inner, gate_bias);
-            add_bias(&mut up, inner, up_bias);
+        if let Some(biases) = biases {
+            let [bias, other] = biases.inputs();
+            for (data, bias) in [&mut first, &mut second].into_iter().zip([bias, other].into_iter().flatten())
+            {
+                add_bias(data, inner, bias);
+            }
         }
 
-        let mut gates = bucket_tiles(&mut gate, inner, &buckets);
-        let whole_rows = Grain { rows: 1, cols: inner };
-        self.pool.for_tiles(&mut gates, whole_rows, |piece, mut tile| {
+        let mut tiles = bucket_tiles(&mut first, inner, &buckets);
+        self.pool.for_tiles(&mut tiles, Grain { rows: 1, cols: inner }, |piece, mut tile| {
             let row = buckets[piece.matrix].start + piece.rows.start;
-            let up = &up[row * inner..][..inner];
+            let up = if activation.is_gated() { &second[row * inner..][..inner] } else { &[] };
             (self.kernels.activate)(tile.row(0), up, activation);
         });
-        drop(gates);
+        drop(tiles);
 
-        let hidden = b.out.width / routing.top_k();
-        let reads_gate: Few<Job<'_>> = weights
+        let width = block.out.width / routing.top_k();
+        let reads_inner: Few<Job<'_>> = experts
             .iter()
             .zip(&buckets)
-            .map(|(w, bucket)| Job {
-                w: w.parts[DOWN],
-                scale: scale(DOWN, w.expert),
+            .map(|((expert, parts), bucket)| Job {
+                w: parts.down,
+                scale: scale(scales.down, *expert),
                 reads: Reads::Rows(bucket.clone()),
             })
             .collect();
         let places = self.rows * routing.top_k();
-        let activated = Activations { rows: &gate[..places * inner], width: inner };
-        compute.quantise(activated, &buckets, reads_gate.iter().map(|job| job.w.encoding), &mut self.panels);
-        let mut outs = bucket_tiles(&mut out, hidden, &buckets);
-        compute.matmul(activated, &self.panels, &reads_gate, &mut outs);
+        let activated = Activations { rows: &first[..places * inner], width: inner };
+        compute.quantise(activated, &buckets, reads_inner.iter().map(|job| job.w.encoding), &mut self.panels);
+        let mut outs = bucket_tiles(&mut out, width, &buckets);
+        compute.matmul(activated, &self.panels, &reads_inner, &mut outs);
         drop(outs);
-        if let Some([.., down_bias]) = biases {
-            add_bias(&mut out, hidden, down_bias);
+        if let Some(biases) = biases {
+            add_bias(&mut out, width, biases.down);
         }
 
-        self.put(b.gate, gate);
-        self.put(b.up, up);
-        self.put(b.out, out);
+        self.put(block.inner, first);
+        block.up.into_iter().for_each(|up| self.put(up, std::mem::take(&mut second)));
+        self.put(block.out, out);
     }
 
     /// Computes `out[t] = Σ weight · expert output`, in rank order.

@@ -423,9 +423,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn activate(&mut self, gate: Buf, up: Buf, activation: Activation) -> Result<()> {
-        self.each_row(gate, |this, row, values| {
-            (this.kernels.activate)(values, &this.get(up)[row * up.width..][..up.width], activation);
+    fn activate(&mut self, x: Buf, up: Option<Buf>, activation: Activation) -> Result<()> {
+        self.each_row(x, |this, row, values| {
+            let up = up.map_or(&[][..], |up| &this.get(up)[row * up.width..][..up.width]);
+            (this.kernels.activate)(values, up, activation);
         });
         Ok(())
     }

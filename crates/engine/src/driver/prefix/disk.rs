@@ -121,6 +121,7 @@ impl Disk {
             elsewhere: Vec::new(),
             any_prefix: shapes
                 .iter()
+                .flatten()
                 .all(|shape| matches!(shape, StateShape::Attention(kv) if kv.window.is_none())),
             writer: Worker::start("prefix writer", write).map_err(thread)?,
             reader: Worker::start("prefix reader", move |job: Reading| {

@@ -16,11 +16,20 @@ pub(super) fn neutral(arch: &str, key: &str) -> Option<Neutral> {
     if key == "rope.scaling.finetuned" {
         return Some(if arch.starts_with("granite") { On } else { Any });
     }
+    // Its files have settings of a rotation, which its attention has not, and the sizes of Mamba2 layers, with which it is
+    // refused.
+    if arch == "nemotron_h_moe" && (key.starts_with("rope.") || MAMBA_SIZES.contains(&key)) {
+        return Some(Any);
+    }
     if OTHER_PARTS.iter().any(|part| key.starts_with(part)) {
         return Some(Any);
     }
     KNOWN.iter().find(|(_, keys)| keys.contains(&key)).map(|&(neutral, _)| neutral)
 }
+
+/// The sizes of Mamba2 layers.
+const MAMBA_SIZES: [&str; 5] =
+    ["ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank"];
 
 /// All settings that we know and that some family does not read, by what they may be there.
 const KNOWN: &[(Neutral, &[&str])] = &[

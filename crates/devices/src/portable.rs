@@ -1,0 +1,133 @@
+//! GPUs through Metal and Vulkan.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_engine::internals::experts::Device;
+use forebay_engine::{Error, Result};
+use forebay_gpu::{Api, Found, PortableGpu, Variants};
+
+use crate::{DeviceChoice, Kind, Portable};
+
+/// What opens a GPU.
+pub type Handle = Found;
+
+/// The GPUs that Metal or Vulkan finds: cards first, software last.
+///
+/// # Errors
+/// If there is none, with the reason.
+pub fn find() -> Result<Vec<Portable>> {
+    let describe = |(number, found): (usize, Found)| Portable {
+        place: match found.api() {
+            Api::Metal => DeviceChoice::Metal,
+            Api::Vulkan => DeviceChoice::Vulkan(number),
+        },
+        name: found.name(),
+        driver: found.driver(),
+        kind: match found.kind() {
+            forebay_gpu::Kind::Discrete => Kind::Card,
+            forebay_gpu::Kind::Integrated => Kind::Integrated,
+            forebay_gpu::Kind::Software => Kind::Software,
+        },
+        memory: (!found.unified()).then(|| found.memory()),
+        abilities: found.abilities(),
+        handle: found,
+    };
+    Ok(forebay_gpu::find()?.into_iter().enumerate().map(describe).collect())
+}
+
+/// The same without software.
+///
+/// # Errors
+/// If there is none, with the reason.
+pub fn find_hardware() -> Result<Vec<Portable>> {
+    // Where there is no GPU, Vulkan's drivers would only load software, which takes more than 100 MiB of memory.
+    if cfg!(target_os = "linux") && !has_device_file(Path::new("/dev")) {
+        return Err(Error::Backend("the system shows no GPU in /dev".into()));
+    }
+    Ok(find()?.into_iter().filter(|gpu| gpu.kind != Kind::Software).collect())
+}
+
+/// Whether Linux shows a GPU among its devices.
+fn has_device_file(devices: &Path) -> bool {
+    // Of NVIDIA's driver, of WSL 2, and of two makers of GPUs in phones, whose drivers have files of their own.
+    const OTHERS: [&str; 4] = ["nvidia0", "dxg", "kgsl-3d0", "mali0"];
+    let mut nodes = fs::read_dir(devices.join("dri")).into_iter().flatten().flatten();
+    nodes.any(|node| node.file_name().to_string_lossy().starts_with("renderD"))
+        || OTHERS.iter().any(|name| devices.join(name).exists())
+}
+
+/// The GPU that was chosen.
+///
+/// # Errors
+/// If there is no such GPU.
+pub fn named(choice: DeviceChoice) -> Result<Portable> {
+    let wanted = if choice == DeviceChoice::Metal { Api::Metal } else { Api::Vulkan };
+    if wanted != Api::HERE {
+        let message = format!("GPUs of this system are used through {}, not through {wanted}", Api::HERE);
+        return Err(Error::Unsupported(message));
+    }
+    let mut found = find()?;
+    match found.iter().position(|gpu| gpu.place == choice) {
+        Some(position) => Ok(found.swap_remove(position)),
+        None => {
+            let last = found.last().expect("there is one").place;
+            Err(Error::Backend(format!("there is no GPU {choice}; the last one is {last}")))
+        }
+    }
+}
+
+/// Opens a GPU with this much of its memory.
+///
+/// # Errors
+/// If it cannot be used.
+pub fn open(handle: &Handle, memory: Option<u64>) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(PortableGpu::open(handle, memory, Variants::ALL)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_testing::{Need, skipped};
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_has_a_device_file() {
+        let devices = std::env::temp_dir().join(format!("forebay-devices-{}", std::process::id()));
+        fs::create_dir_all(devices.join("dri")).unwrap();
+        fs::write(devices.join("dri/card0"), "").unwrap();
+        assert!(!has_device_file(&devices), "a screen is no GPU");
+        fs::write(devices.join("dri/renderD128"), "").unwrap();
+        assert!(has_device_file(&devices));
+        fs::remove_file(devices.join("dri/renderD128")).unwrap();
+        fs::write(devices.join("nvidia0"), "").unwrap();
+        assert!(has_device_file(&devices));
+        fs::remove_dir_all(devices).unwrap();
+    }
+
+    #[test]
+    fn software_is_used_only_by_its_number() {
+        let found = match find() {
+            Ok(found) => found,
+            Err(why) => return skipped(Need::PortableGpu, why),
+        };
+        assert!(find_hardware().unwrap_or_default().iter().all(|gpu| gpu.kind != Kind::Software));
+        for gpu in found {
+            assert_eq!(gpu.place.open(None, |note| panic!("{note}")).unwrap().unwrap().name, gpu.name);
+        }
+    }
+
+    #[test]
+    fn memory_of_its_own_is_not_limited_where_there_is_none() {
+        let found = match find() {
+            Ok(found) => found,
+            Err(why) => return skipped(Need::PortableGpu, why),
+        };
+        let Some(sharing) = found.iter().find(|gpu| gpu.kind != Kind::Card) else {
+            return skipped(Need::PortableGpu, "all GPUs are cards");
+        };
+        let error = sharing.place.open(Some(1 << 30), |_| ()).err().unwrap();
+        assert!(error.to_string().contains("has no meaning for"), "{error}");
+    }
+}
