@@ -48,18 +48,6 @@ fn order(x: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, bits >> 31u == 1u);
 }
 
-// The largest number of all threads.
-fn max_threads(thread: u32, value: f32) -> f32 {
-    var largest = value;
-    for (var step = 1u; step < THREADS; step *= 2u) {
-        sums[thread] = largest;
-        workgroupBarrier();
-        largest = max(largest, sums[thread ^ step]);
-        workgroupBarrier();
-    }
-    return largest;
-}
-
 // How many groups are worth more than this one; of equals, the lower index is worth more.
 fn rank_of_group(group: u32) -> u32 {
     var rank = 0u;
@@ -124,7 +112,7 @@ fn route(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         largest = max(largest, logit);
     }
     if args.scores == 0u {
-        largest = max_threads(thread, largest);
+        largest = max_threads(thread, largest, THREADS);
         var sum = 0.0;
         for (var i = thread; i < EXPERTS; i += THREADS) {
             score[i] = exp(score[i] - largest);
