@@ -109,8 +109,7 @@ pub fn products_of_heads_are_the_processors<D: TestDevice>() {
                 let [x, out] = [0, 1].map(|i| Buf::nth(i, widths[i]));
                 let what = format!("{dtype}, {cols} columns, {rest} more, transposed: {transposed}");
                 compare::<D>(&what, Precision::Exact, &shapes, 1e-5, |b| {
-                    let mut stored = matrix(Encoding::Blocks(dtype), HEADS * STORED, cols, 1);
-                    stored.scale = 0.5;
+                    let stored = matrix(Encoding::Blocks(dtype), HEADS * STORED, cols, 1);
                     b.load(Weight::Matrix(stored)).unwrap();
                     let w = HeadMatrices {
                         stored: Matrix::nth(0),

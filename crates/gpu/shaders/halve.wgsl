@@ -12,20 +12,13 @@ var<immediate> args: Args;
 @group(0) @binding(#) var<storage, read_write> halves: array<u32>;
 @group(0) @binding(#) var<storage, read_write> scales: array<f32>; // of the rows
 
-var<workgroup> largest: array<f32, 256>;
-
 // Numbers that would be too large are divided by a power of two.
 @compute @workgroup_size(256)
 fn halve(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let at = group.x * args.x_width;
     var most = 0.0;
     for (var i = thread; i < args.cols; i += 256u) { most = max(most, abs(x[at + i])); }
-    for (var step = 1u; step < 256u; step *= 2u) {
-        largest[thread] = most;
-        workgroupBarrier();
-        most = max(most, largest[thread ^ step]);
-        workgroupBarrier();
-    }
+    most = max_threads(thread, most, 256u);
     var scale = 1.0;
     while most > 16384.0 && most < INFINITE {
         most *= 0.5;

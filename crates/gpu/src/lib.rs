@@ -15,6 +15,7 @@ mod shaders;
 mod speed;
 mod state;
 mod submissions;
+mod texts;
 mod weights;
 
 use std::sync::Arc;
@@ -27,16 +28,12 @@ use forebay_kernels::Encoding;
 
 pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
+#[doc(hidden)]
+pub use texts::kernel_texts;
 
 use backend::{GpuBackend, attends};
 use device::Gpu;
 use weights::WeightKind;
-
-/// The text of every kernel for GPUs with these variants, and what it is for. For tests that translate them.
-#[doc(hidden)]
-pub fn kernel_texts(variants: Variants) -> impl Iterator<Item = (String, String)> {
-    shaders::every_text(variants)
-}
 
 /// Tokens of a prompt that one pass computes.
 const CHUNK: usize = 512;

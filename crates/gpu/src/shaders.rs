@@ -52,46 +52,6 @@ pub enum File {
 }
 
 impl File {
-    /// All of them.
-    pub const ALL: [File; 9] = [
-        File::Rows,
-        File::Embed,
-        File::Products,
-        File::Tiles,
-        File::Matrices,
-        File::Halve,
-        File::Heads,
-        File::Routing,
-        File::Best,
-    ];
-
-    /// How many matrices its kernels read at most.
-    fn slots(self) -> usize {
-        match self {
-            File::Embed | File::Heads | File::Down => 1,
-            File::Gate => 2,
-            File::Products | File::Tiles | File::Matrices => 4,
-            _ => 0,
-        }
-    }
-
-    /// Constants that its kernels are compiled with: all combinations that differ in the text.
-    fn constants(self) -> Vec<Constants> {
-        let of = |names: &[&'static str], values: &[&[u32]]| -> Vec<Constants> {
-            values.iter().map(|values| names.iter().copied().zip(values.iter().copied()).collect()).collect()
-        };
-        match self {
-            File::Products => of(
-                &["TOKENS", "ROWS", "ANY_MIN", "NORM", "ADDED"],
-                &[&[1, 1, 1, 0, 0], &[4, 4, 0, 0, 0], &[1, 2, 1, 1, 1], &[1, 1, 0, 1, 0]],
-            ),
-            File::Tiles => of(&["TOKENS", "WIDE"], &[&[32, 0], &[64, 1]]),
-            File::Routing => of(&["EXPERTS", "GROUPS", "CHOSEN"], &[&[512, 8, 8], &[64, 1, 4]]),
-            File::Matrices => of(&["TOKENS"], &[&[64], &[128]]),
-            _ => vec![Constants::new()],
-        }
-    }
-
     fn text(self) -> &'static str {
         match self {
             File::Rows => include_str!("../shaders/rows.wgsl"),
@@ -262,34 +222,6 @@ fn arenas(variants: Variants, window: u32) -> String {
     }
     text.push_str("        default: { return arena0[word]; }\n    }\n}\n");
     text
-}
-
-/// The text of every kernel for GPUs with these variants, and what it is for: with each kind of matrix, and with as many
-/// matrices as it can read.
-pub fn every_text(variants: Variants) -> impl Iterator<Item = (String, String)> {
-    let mut names: Vec<Name> = Vec::new();
-    for file in File::ALL.into_iter().filter(|&file| variants.matrices || file != File::Matrices) {
-        for constants in file.constants() {
-            let mut add = |slots: SmallVec<[Source; 4]>| {
-                names.push(Name { slots, constants: constants.clone(), ..Name::new(file, "all") });
-            };
-            if file.slots() == 0 {
-                add(SmallVec::new());
-                continue;
-            }
-            for kind in WeightKind::ALL {
-                let all = [true, false].map(|aligned| Source { kind, aligned, experts: false });
-                all.into_iter().for_each(|source| add(SmallVec::from_slice(&[source])));
-            }
-            let several = [WeightKind::F32, WeightKind::IQ2_S, WeightKind::AFFINE4, WeightKind::IQ1_M];
-            let several = several.map(|kind| Source { kind, aligned: true, experts: false });
-            add(several.into_iter().take(file.slots()).collect());
-        }
-    }
-    names.into_iter().map(move |name| {
-        let kinds: Vec<WeightKind> = name.slots.iter().map(|slot| slot.kind).collect();
-        (format!("{:?} of {kinds:?} with {:?}", name.file, name.constants), name.text(variants, 32))
-    })
 }
 
 /// Numbers the bindings, which are written `@binding(#)`, in their order.

@@ -1,5 +1,8 @@
 //! Every kernel is translated to the languages of Metal and Vulkan, as wgpu does it. Needs no GPU.
 
+use std::fs;
+use std::path::Path;
+
 use forebay_gpu::{Variants, kernel_texts};
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -33,4 +36,30 @@ fn the_best_kernels_are_translated_for_metal_and_vulkan() {
 #[test]
 fn plain_kernels_are_translated_for_metal_and_vulkan() {
     assert_all_are_translated(Variants::PLAIN);
+}
+
+/// A file that no text has would never be translated.
+#[test]
+fn every_file_is_in_some_text() {
+    let mut texts: Vec<String> = Vec::new();
+    for variants in [Variants::ALL, Variants::PLAIN] {
+        texts.extend(kernel_texts(variants).map(|(_, text)| text));
+    }
+    let shaders = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+    let mut checked = 0;
+    for folder in [shaders.clone(), shaders.join("unpack")] {
+        for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+            if file.is_dir() {
+                continue;
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            let own = |line: &&str| {
+                line.starts_with("// ") && !line.contains(['$', '#']) && !line.contains("PLANE")
+            };
+            let Some(line) = text.lines().find(own) else { continue };
+            assert!(texts.iter().any(|text| text.contains(line)), "{}: {line}", file.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "{checked}");
 }

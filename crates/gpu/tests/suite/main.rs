@@ -6,11 +6,26 @@ mod common;
 
 mod bits;
 mod unified;
+mod scaled;
 
 mod best {
     forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures, golden, conversations, batches);
+
+    #[test]
+    fn matrices_with_a_scale_are_the_processors() {
+        forebay_device_tests::run::<crate::common::Best>(
+            crate::scaled::matrices_with_a_scale_are_the_processors::<crate::common::Best>,
+        );
+    }
 }
 
 mod plain {
     forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures, golden, conversations, batches);
+
+    #[test]
+    fn matrices_with_a_scale_are_the_processors() {
+        forebay_device_tests::run::<crate::common::Plain>(
+            crate::scaled::matrices_with_a_scale_are_the_processors::<crate::common::Plain>,
+        );
+    }
 }
