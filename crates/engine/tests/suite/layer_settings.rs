@@ -1,11 +1,12 @@
 //! Settings that differ between the layers of a model, in each spelling that files have.
 
+use forebay_engine::internals::format::{Metadata, ModelFile, NumberArray, NumberKind, Value};
 use forebay_engine::{Engine, Error, Precision, TokenId};
 use forebay_testing::{assert_same_bits, golden};
 use serde_json::json;
 
 use crate::common::folder_builder::Folder;
-use crate::common::gguf_builder::{GgufBuilder, tensor_type, value_type};
+use crate::common::gguf_builder::{GgufBuilder, tensor_type};
 use crate::common::models::{Reference, data, logits, options};
 
 /// The logits of a folder with changed settings, computed as exactly as possible.
@@ -128,10 +129,15 @@ fn layers_of_mamba_are_refused_by_name_in_gguf_files() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("model.gguf");
     let name = "nemotron_h_moe.attention.head_count_kv";
-    // The second layer has neither attention nor a feed-forward block.
-    let bytes: Vec<u8> = [0, 0, 0, 2, 0i32].into_iter().flat_map(i32::to_le_bytes).collect();
-    let model = GgufBuilder::copy_of(&golden("nemotron_h_moe.gguf")).without(name);
-    std::fs::write(&path, model.array(name, value_type::I32, 5, bytes).build()).unwrap();
+    let whole = golden("nemotron_h_moe.gguf");
+    let mut metadata = Metadata::default();
+    for (key, value) in ModelFile::open(&whole).unwrap().metadata.iter() {
+        // The second layer has neither attention nor a feed-forward block.
+        let bytes = [0, 0, 0, 2, 0i32].into_iter().flat_map(i32::to_le_bytes).collect();
+        let changed = Value::Numbers(NumberArray::new(NumberKind::I32, bytes));
+        metadata.insert(key.into(), if key == name { changed } else { value.clone() }).unwrap();
+    }
+    std::fs::write(&path, GgufBuilder::copy_of(&whole).with_metadata(&metadata).build()).unwrap();
     let message = Engine::open(&path, &options(Precision::Exact)).err().unwrap().to_string();
     assert!(message.contains(name) && message.contains("Mamba2"), "{message}");
 }
