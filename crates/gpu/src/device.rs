@@ -23,14 +23,18 @@ pub struct Variants {
     pub halves: bool,
     /// Products of small matrices of halves, computed by subgroups of 32 threads.
     pub matrices: bool,
+    /// Memory that the GPU shares with the processor. Without it, such a GPU is treated as a card.
+    pub sharing: bool,
 }
 
 impl Variants {
     /// Everything that the GPU has.
-    pub const ALL: Variants = Variants { arrays: true, subgroups: true, halves: true, matrices: true };
+    pub const ALL: Variants =
+        Variants { arrays: true, subgroups: true, halves: true, matrices: true, sharing: true };
 
-    /// Nothing that a GPU may lack.
-    pub const PLAIN: Variants = Variants { arrays: false, subgroups: false, halves: false, matrices: false };
+    /// No kernel uses anything that a GPU may lack.
+    pub const PLAIN: Variants =
+        Variants { arrays: false, subgroups: false, halves: false, matrices: false, sharing: true };
 }
 
 /// Features for arrays of buffers.
@@ -168,11 +172,12 @@ impl Gpu {
         device.set_device_lost_callback(move |_, why| {
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(Failure::Lost(why));
         });
+        let unified = allowed.sharing && found.unified() && adopt::is_possible(&device);
         Ok(Arc::new(Gpu {
-            unified: found.unified() && adopt::is_possible(&device),
-            budget: memory.unwrap_or_else(|| found.memory()),
+            unified,
+            budget: memory.unwrap_or_else(|| found.memory() / 10 * 9),
             info: found.adapter.get_info(),
-            variants: Variants { arrays, subgroups, halves, matrices },
+            variants: Variants { arrays, subgroups, halves, matrices, sharing: unified },
             adopted: adopt::Adopted::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),

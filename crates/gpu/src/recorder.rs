@@ -49,8 +49,8 @@ impl Args {
 pub enum Bound {
     /// A part of a buffer.
     Span(Span),
-    /// Several buffers, for an array of them.
-    Array(Vec<Span>),
+    /// Several buffers, for an array of them, of which some may be missing.
+    Array(Vec<Option<Span>>),
     /// Nothing: the kernel does not use it with these arguments.
     None,
 }
@@ -199,7 +199,7 @@ impl Recorder {
                 Bound::None => spans.extend((0..ARRAY).map(|_| nothing())),
                 Bound::Array(some) => {
                     assert!(slot.array && some.len() <= ARRAY as usize);
-                    spans.extend(some.iter().cloned());
+                    spans.extend(some.iter().map(|span| span.clone().unwrap_or_else(nothing)));
                     spans.extend((some.len()..ARRAY as usize).map(|_| nothing()));
                 }
             }

@@ -48,7 +48,7 @@ impl ExecutorBuilder for CudaBackend {
         }
         // All kinds of weights are known now. Compiling here keeps the first answer fast.
         self.kernels()?;
-        store.use_device_slots(classes, &made);
+        store.use_device_slots(classes, &made, slots::PARTS);
         Ok(Box::new(CudaExecutor {
             gpu: GpuExperts::new(*self, slots)?,
             store,

@@ -17,6 +17,9 @@ use forebay_engine::{Bytes, Error, LayerIdx, Result};
 use crate::driver::{Address, Event, Gpu, Memory, Pinned, Stream};
 use crate::weights::{LayerExperts, PlaneSource};
 
+/// The most allocations for the slots of a class.
+pub const PARTS: usize = 64;
+
 /// A part of a slot that a kernel rearranges, in the kernel's layout.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -52,7 +55,7 @@ struct Arena {
 impl Arena {
     /// Allocates this many slots.
     fn new(gpu: &Arc<Gpu>, bytes: usize, slots: usize) -> Result<Arena> {
-        let each = part_of(slots);
+        let each = part_of(slots, PARTS);
         let mut arena = Arena { bytes, each, slots, parts: Vec::new() };
         for part in 0..slots.div_ceil(each) {
             let memory = arena.allocate(gpu, part)?;

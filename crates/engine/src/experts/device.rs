@@ -28,12 +28,13 @@ pub trait DeviceSlots {
 
 impl ExpertStore {
     /// From now on experts are computed in device memory, which has `slots` slots of each class. A quarter of the
-    /// slots of each class, and at least what one layer needs for a token, is never lent.
-    pub fn use_device_slots(&self, classes: &SlotClasses, slots: &[usize]) {
+    /// slots of each class, and at least what one layer needs for a token, is never lent; the others are lent in at most
+    /// `parts` parts.
+    pub fn use_device_slots(&self, classes: &SlotClasses, slots: &[usize], parts: usize) {
         let of_class =
             |(class, &slots): (&SlotClass, &usize)| (class.device_bytes as u64, class.used.max(slots / 4));
         let sizes = classes.classes.iter().zip(slots).map(of_class).collect();
-        self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes));
+        self.shared.lock().tier = Some(Tier::new(self.experts(), slots, sizes, parts));
     }
 
     /// Slots of each class in device memory; `None` without a device that has slots.

@@ -28,9 +28,10 @@ const NONE: u32 = u32::MAX;
 /// No expert, because the slot's memory is lent to conversations.
 const LENT: u32 = u32::MAX - 1;
 
-/// The number of slots of a class that are lent together: their memory is one allocation.
-pub fn part_of(slots: usize) -> usize {
-    (slots / 64).max(1)
+/// The number of slots of a class that are lent together, of a class that has at most this many such parts. The memory
+/// of each part is one allocation.
+pub fn part_of(slots: usize, parts: usize) -> usize {
+    slots.div_ceil(parts).max(1)
 }
 
 /// Slots in device memory that are lent together.
@@ -60,16 +61,19 @@ pub struct Tier {
     place: Vec<u32>,
     /// By class: the bytes of a slot, and how many slots are never lent.
     sizes: Vec<(u64, usize)>,
+    /// The most parts of a class.
+    parts: usize,
     /// Parts that are lent, in the order of lending.
     lent: Vec<DevicePart>,
 }
 
 impl Tier {
     /// A tier of empty slots of each class for a model with `experts` experts. `sizes` has for each class the bytes
-    /// of a slot and how many slots are never lent.
-    pub fn new(experts: usize, slots: &[usize], sizes: Vec<(u64, usize)>) -> Tier {
+    /// of a slot and how many slots are never lent. The others are lent in at most `parts` parts.
+    pub fn new(experts: usize, slots: &[usize], sizes: Vec<(u64, usize)>, parts: usize) -> Tier {
         Tier {
             sizes,
+            parts,
             lent: Vec::new(),
             slots: slots.iter().map(|&n| vec![NONE; n]).collect(),
             free: slots.iter().map(|&n| (0..n as u32).rev().collect()).collect(),
@@ -180,9 +184,14 @@ impl Tier {
         self.lent.is_empty() && self.slot_count() >= self.place.len() && self.free.iter().all(Vec::is_empty)
     }
 
+    /// The number of slots of a class that are lent together.
+    fn part_of(&self, class: usize) -> usize {
+        part_of(self.slots[class].len(), self.parts)
+    }
+
     /// The slots of a part.
     fn slots_of(&self, DevicePart { class, part }: DevicePart) -> Range<usize> {
-        let (all, each) = (self.slots[class].len(), part_of(self.slots[class].len()));
+        let (all, each) = (self.slots[class].len(), self.part_of(class));
         part * each..all.min((part + 1) * each)
     }
 
@@ -194,8 +203,7 @@ impl Tier {
     /// The part of a class that would be lent next.
     fn next_part(&self, class: usize) -> Option<DevicePart> {
         let lent = self.lent.iter().filter(|part| part.class == class).count();
-        let part =
-            self.slots[class].len().div_ceil(part_of(self.slots[class].len())).checked_sub(lent + 1)?;
+        let part = self.slots[class].len().div_ceil(self.part_of(class)).checked_sub(lent + 1)?;
         let part = DevicePart { class, part };
         // All parts after it are lent.
         (self.slots_of(part).start >= self.sizes[class].1).then_some(part)
@@ -210,7 +218,7 @@ impl Tier {
     pub fn lendable_bytes(&self) -> u64 {
         let of_class = |class: usize| {
             let (all, (bytes, least)) = (self.slots[class].len(), self.sizes[class]);
-            let kept = least.next_multiple_of(part_of(all)).min(all);
+            let kept = least.next_multiple_of(self.part_of(class)).min(all);
             (all - kept) as u64 * bytes
         };
         (0..self.slots.len()).map(of_class).sum()
@@ -272,7 +280,7 @@ mod tests {
     #[test]
     fn free_slots_are_used_first_then_those_of_the_coldest_experts() {
         let policy = ranked(&[4, 2, 0, 1, 3, 5, 6, 7], 8);
-        let mut tier = Tier::new(8, &[3], vec![(1, 0)]);
+        let mut tier = Tier::new(8, &[3], vec![(1, 0)], 64);
         assert_eq!(tier.at_once(0), 3);
         let slots = tier.place(0, &[0, 2, 4], &*policy);
         assert_eq!(slots.len(), 3);
@@ -290,7 +298,7 @@ mod tests {
     #[test]
     fn only_experts_settled_on_the_device_are_evicted_from_ram_first() {
         let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
-        let mut tier = Tier::new(8, &[4], vec![(1, 0)]);
+        let mut tier = Tier::new(8, &[4], vec![(1, 0)], 64);
         tier.place(0, &[0, 2, 4, 6], &*policy);
         let victim = |among: &[usize]| tier.victim(0, &mut among.iter().copied(), &*policy);
         assert_eq!(victim(&[1, 2, 4, 5, 7]), 4);
@@ -302,7 +310,7 @@ mod tests {
     #[test]
     fn classes_do_not_mix() {
         let policy = ranked(&[0, 1, 2, 3], 4);
-        let mut tier = Tier::new(4, &[1, 1], vec![(1, 0), (1, 0)]);
+        let mut tier = Tier::new(4, &[1, 1], vec![(1, 0), (1, 0)], 64);
         assert_eq!(tier.place(0, &[1], &*policy)[..], [0]);
         assert_eq!(tier.place(1, &[0], &*policy)[..], [0]);
         tier.place(0, &[3], &*policy);
@@ -312,7 +320,7 @@ mod tests {
     #[test]
     fn lent_slots_hold_no_expert_and_come_back_empty() {
         let policy = ranked(&[0, 1, 2, 3, 4, 5, 6, 7], 8);
-        let mut tier = Tier::new(8, &[8], vec![(10, 3)]);
+        let mut tier = Tier::new(8, &[8], vec![(10, 3)], 64);
         tier.place(0, &[0, 1, 2, 3, 4, 5, 6, 7], &*policy);
         assert!(tier.holds_all() && tier.lendable_bytes() == 50);
         let lent: Vec<DevicePart> = std::iter::from_fn(|| tier.lend()).collect();

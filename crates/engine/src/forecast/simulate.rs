@@ -128,7 +128,7 @@ impl Workload {
     /// The hits of a policy with these numbers of slots in device memory and in RAM, but at least
     /// [`least_slots`](Self::least_slots) of each.
     pub fn play_tiers(&self, above: usize, below: usize, policy: &mut dyn Policy) -> TierHits {
-        let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())], vec![(1, 0)]);
+        let mut tier = Tier::new(self.experts, &[above.max(self.least_slots())], vec![(1, 0)], 1);
         let mut cache = Cache::new(self.experts, below.max(self.least_slots()));
         let mut hits = TierHits::default();
         for request in &self.requests {

@@ -1,16 +1,14 @@
 //! Where experts are, for kernels: the buffers that have slots, called arenas, and a table of the experts in them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytemuck::cast_slice;
 use forebay_engine::internals::backend::Parts;
 use forebay_engine::internals::experts::{ExpertLayer, MAX_RANGES, PartShape};
-use forebay_engine::internals::memory::SharedBytes;
-use forebay_engine::{Error, ExpertIdx, LayerIdx, Result};
+use forebay_engine::{ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 
-use crate::adopt::Adoption;
 use crate::backend::GpuBackend;
 use crate::device::{Gpu, Memory, Span};
 use crate::recorder::Bound;
@@ -84,9 +82,9 @@ impl Layer {
 }
 
 /// Where an expert is: an arena, and the first byte of each range.
-struct Place {
-    arena: u32,
-    starts: SmallVec<[u32; MAX_RANGES]>,
+pub struct Place {
+    pub arena: usize,
+    pub starts: SmallVec<[u32; MAX_RANGES]>,
 }
 
 /// Where all experts are.
@@ -95,24 +93,16 @@ pub struct Places {
     /// The table, with a part for each layer.
     table: Memory,
     layers: Vec<Option<Layer>>,
-    arenas: Vec<Span>,
-    numbers: HashMap<wgpu::Buffer, u32>,
-    /// The parts of the store's memory that are adopted together.
-    parts: Vec<SharedBytes>,
-    /// Those that were adopted here, because the store's own thread had not reached them.
-    adopted: Vec<Adoption>,
+    /// `None` for one whose memory is lent.
+    arenas: Vec<Option<Span>>,
 }
 
 impl Places {
-    /// Nothing is known of any expert yet. `parts` is all memory that experts may be in.
+    /// Nothing is known of any expert yet.
     ///
     /// # Errors
     /// If a type of weights is not supported, or there is no memory.
-    pub fn new(
-        backend: &mut GpuBackend,
-        layers: &[Option<ExpertLayer>],
-        parts: Vec<SharedBytes>,
-    ) -> Result<Places> {
+    pub fn new(backend: &mut GpuBackend, layers: &[Option<ExpertLayer>]) -> Result<Places> {
         let gpu = Arc::clone(&backend.gpu);
         let alignment = u64::from(gpu.limits.min_storage_buffer_offset_alignment);
         let mut end = 0u64;
@@ -124,8 +114,7 @@ impl Places {
             of_layers.push(layer.transpose()?);
         }
         let table = gpu.allocate(end, "expert table")?;
-        let (arenas, numbers, adopted) = (Vec::new(), HashMap::new(), Vec::new());
-        Ok(Places { gpu, table, layers: of_layers, arenas, numbers, parts, adopted })
+        Ok(Places { gpu, table, layers: of_layers, arenas: Vec::new() })
     }
 
     /// What is known of a layer.
@@ -143,44 +132,43 @@ impl Places {
         self.table.whole().part(layer.start, layer.words.len() as u64 * 4)
     }
 
-    /// Notes that an expert is in these bytes, with its ranges at these places. They are part of the store's memory,
-    /// and stay as they are until everything that is submitted from now on has ended.
-    ///
-    /// # Errors
-    /// If the GPU cannot use the memory.
-    pub fn put(
-        &mut self,
-        layer: LayerIdx,
-        expert: ExpertIdx,
-        (bytes, starts): (&[u8], &[usize]),
-    ) -> Result<()> {
-        let place = self.place(bytes, starts)?;
-        let first = expert.0 as usize * ENTRY;
-        if self.layer_mut(layer).note(expert, &place) {
-            let layer = self.layer(layer);
-            self.send(layer.start + (first * 4) as u64, &layer.words[first..first + ENTRY]);
-        }
-        Ok(())
+    /// Adds an arena. Returns its number.
+    pub fn add_arena(&mut self, arena: Span) -> usize {
+        self.arenas.push(Some(arena));
+        self.arenas.len() - 1
     }
 
-    /// Notes where all experts of a layer are, unless that is known: `raw` says it. `arrivals` is another number if an
+    /// Changes an arena's memory. No expert is in it.
+    pub fn set_arena(&mut self, number: usize, arena: Option<Span>) {
+        self.arenas[number] = arena;
+    }
+
+    /// Notes where an expert is. Returns the bytes to write to the table, and their place there, unless they are known.
+    pub fn put(&mut self, layer: LayerIdx, expert: ExpertIdx, place: &Place) -> Option<(Span, &[u32])> {
+        let table = self.table.whole();
+        let layer = self.layer_mut(layer);
+        let first = expert.0 as usize * ENTRY;
+        let there = table.part(layer.start + (first * 4) as u64, (ENTRY * 4) as u64);
+        layer.note(expert, place).then(|| (there, &layer.words[first..first + ENTRY]))
+    }
+
+    /// Notes where all experts of a layer are, unless that is known: `place` says it. `arrivals` is another number if an
     /// expert has moved.
     ///
     /// # Errors
-    /// If the GPU cannot use the memory.
-    pub fn put_all<'a>(
+    /// Those of `place`.
+    pub fn put_all(
         &mut self,
         layer: LayerIdx,
         arrivals: u64,
-        raw: impl Fn(ExpertIdx) -> (&'a [u8], SmallVec<[usize; MAX_RANGES]>),
+        mut place: impl FnMut(&mut Places, ExpertIdx) -> Result<Place>,
     ) -> Result<()> {
         if self.layer(layer).arrivals == Some(arrivals) {
             return Ok(());
         }
         let mut changed = false;
         for expert in (0..self.layer(layer).count as u32).map(ExpertIdx) {
-            let (bytes, starts) = raw(expert);
-            let place = self.place(bytes, &starts)?;
+            let place = place(self, expert)?;
             changed |= self.layer_mut(layer).note(expert, &place);
         }
         self.layer_mut(layer).arrivals = Some(arrivals);
@@ -192,38 +180,8 @@ impl Places {
     }
 
     /// Writes to the table, before what is submitted next.
-    fn send(&self, start: u64, words: &[u32]) {
+    pub fn send(&self, start: u64, words: &[u32]) {
         self.gpu.queue.write_buffer(&self.table.whole().buffer, start, cast_slice(words));
-    }
-
-    fn place(&mut self, bytes: &[u8], starts: &[usize]) -> Result<Place> {
-        let span = self.find(bytes)?;
-        let next = self.arenas.len() as u32;
-        let arena = *self.numbers.entry(span.buffer.clone()).or_insert(next);
-        if arena == next {
-            let bytes = span.buffer.size();
-            self.arenas.push(Span { buffer: span.buffer.clone(), start: 0, bytes });
-        }
-        let starts = starts.iter().map(|&start| u32::try_from(span.start + start as u64));
-        let starts = starts.collect::<std::result::Result<_, _>>().expect("arenas are small enough");
-        Ok(Place { arena, starts })
-    }
-
-    /// The adopted buffer that has these bytes.
-    fn find(&mut self, bytes: &[u8]) -> Result<Span> {
-        if let Some(span) = self.gpu.adopted.find(bytes) {
-            return Ok(span);
-        }
-        let contains = |part: &&SharedBytes| {
-            let (part, bytes) = (part.as_ptr_range(), bytes.as_ptr_range());
-            part.start <= bytes.start && bytes.end <= part.end
-        };
-        let part = self.parts.iter().find(contains).expect("it is the store's memory");
-        self.adopted.push(self.gpu.adopt(part.clone())?);
-        self.gpu.adopted.find(bytes).ok_or_else(|| {
-            let message = format!("{} cannot find an expert that it has adopted", self.gpu.name());
-            Error::Backend(message)
-        })
     }
 
     /// The windows of arenas that have these experts of a layer: the number of the first arena of each.
@@ -241,7 +199,7 @@ impl Places {
         let some = &self.arenas[first..self.arenas.len().min(first + window)];
         match self.gpu.variants.arrays {
             true => vec![Bound::Array(some.to_vec())],
-            false => (0..window).map(|i| some.get(i).cloned().into()).collect(),
+            false => (0..window).map(|i| some.get(i).cloned().flatten().into()).collect(),
         }
     }
 }
@@ -251,7 +209,7 @@ impl Layer {
     fn note(&mut self, expert: ExpertIdx, place: &Place) -> bool {
         let words = &mut self.words[expert.0 as usize * ENTRY..][..ENTRY];
         let mut new = [0; ENTRY];
-        new[0] = place.arena;
+        new[0] = place.arena as u32;
         new[1..=place.starts.len()].copy_from_slice(&place.starts);
         let changed = *words != new;
         words.copy_from_slice(&new);

@@ -1,35 +1,75 @@
 //! Computes mixtures on a GPU that shares the processor's memory: experts are read by kernels in the very slots that
 //! the drive wrote to.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytemuck::cast_slice_mut;
+use bytemuck::cast_slice;
 use forebay_engine::internals::backend::{Backend, Routing};
 use forebay_engine::internals::experts::{
     Access, BatchShape, ExpertExecutor, ExpertStore, Held, Lease, Meanwhile, Mixture,
 };
-use forebay_engine::{ExpertIdx, LayerIdx, Result};
+use forebay_engine::internals::memory::SharedBytes;
+use forebay_engine::{Error, ExpertIdx, Result};
 use smallvec::SmallVec;
 
 use super::experts::GpuExperts;
-use crate::backend::choice::{Chosen, Turn};
-use crate::device::{Memory, Span};
+use super::notes::Notes;
+use super::places::{Place, Places};
+use crate::adopt::Adoption;
+use crate::backend::choice::Turn;
+use crate::device::{Gpu, Span};
 
-/// The most numbers that are noted of a layer: the choices of a few tokens.
-const NOTED: usize = 2048;
+/// The store's slots as buffers of the GPU.
+struct AdoptedSlots {
+    /// The number of each buffer among the arenas.
+    numbers: HashMap<wgpu::Buffer, usize>,
+    /// The parts of the store's memory that are adopted together.
+    parts: Vec<SharedBytes>,
+    /// Those that were adopted here, because the store's own thread had not reached them.
+    adopted: Vec<Adoption>,
+}
 
-/// The choices of layers whose experts are all in memory, which the store learns of after the pass.
-#[derive(Default)]
-struct Notes {
-    /// `[layers, NOTED]`
-    memory: Option<Memory>,
-    /// The layers, with the number of pairs of each.
-    layers: Vec<(LayerIdx, usize)>,
+impl AdoptedSlots {
+    /// Where an expert is that is in these bytes, with its ranges at these places. They stay as they are until everything
+    /// that is submitted from now on has ended.
+    fn place(
+        &mut self,
+        gpu: &Arc<Gpu>,
+        places: &mut Places,
+        (bytes, starts): (&[u8], &[usize]),
+    ) -> Result<Place> {
+        let span = self.find(gpu, bytes)?;
+        let arena = *self.numbers.entry(span.buffer.clone()).or_insert_with(|| {
+            let bytes = span.buffer.size();
+            places.add_arena(Span { buffer: span.buffer.clone(), start: 0, bytes })
+        });
+        let starts = starts.iter().map(|&start| u32::try_from(span.start + start as u64));
+        let starts = starts.collect::<std::result::Result<_, _>>().expect("arenas are small enough");
+        Ok(Place { arena, starts })
+    }
+
+    /// The adopted buffer that has these bytes.
+    fn find(&mut self, gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<Span> {
+        if let Some(span) = gpu.adopted.find(bytes) {
+            return Ok(span);
+        }
+        let contains = |part: &&SharedBytes| {
+            let (part, bytes) = (part.as_ptr_range(), bytes.as_ptr_range());
+            part.start <= bytes.start && bytes.end <= part.end
+        };
+        let part = self.parts.iter().find(contains).expect("it is the store's memory");
+        self.adopted.push(gpu.adopt(part.clone())?);
+        gpu.adopted.find(bytes).ok_or_else(|| {
+            Error::Backend(format!("{} cannot find an expert that it has adopted", gpu.name()))
+        })
+    }
 }
 
 /// The executor for a GPU that shares the processor's memory.
 pub struct SharedExecutor {
     gpu: GpuExperts,
+    slots: AdoptedSlots,
     store: Arc<ExpertStore>,
     prefetch: bool,
     access: Access,
@@ -41,8 +81,10 @@ pub struct SharedExecutor {
 
 impl SharedExecutor {
     pub fn new(gpu: GpuExperts, store: Arc<ExpertStore>, prefetch: bool) -> SharedExecutor {
+        let parts = store.slot_memory(gpu.backend.gpu.largest_arena());
         SharedExecutor {
             gpu,
+            slots: AdoptedSlots { numbers: HashMap::new(), parts, adopted: Vec::new() },
             store,
             prefetch,
             access: Access::Prompt,
@@ -60,7 +102,11 @@ impl SharedExecutor {
         meanwhile: &mut Meanwhile<'_>,
     ) -> Result<()> {
         let layer = mixture.experts.layer;
-        self.gpu.places.put_all(layer, held.arrivals(), |expert| held.raw(expert))?;
+        let (device, slots) = (Arc::clone(&self.gpu.backend.gpu), &mut self.slots);
+        self.gpu.places.put_all(layer, held.arrivals(), |places, expert| {
+            let (bytes, starts) = held.raw(expert);
+            slots.place(&device, places, (bytes, &starts))
+        })?;
         let backend = &mut self.gpu.backend;
         let chosen = backend.choose(mixture.logits, mixture.router, &mixture.weights, Turn::Now)?;
         if let Some(observer) = mixture.observer.take() {
@@ -69,7 +115,7 @@ impl SharedExecutor {
         }
         // If other layers' experts move, the policy needs to know which experts are used.
         if self.access == Access::Token && !self.store.holds_all() {
-            self.note(layer, &chosen)?;
+            self.notes.add(&mut self.gpu.backend, self.store.layers().len(), (layer, &chosen))?;
         }
         self.gpu.backend.recorder.keep(Box::new(held));
         self.gpu.mix(&mixture, &chosen)?;
@@ -81,7 +127,7 @@ impl SharedExecutor {
     /// Experts in memory are computed while others are read. Outputs are kept apart and added in the order of ranks, so
     /// that the order of arrival changes no bit.
     fn mix_streamed(&mut self, mut mixture: Mixture<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<()> {
-        let SharedExecutor { gpu, store, routing, expected, .. } = self;
+        let SharedExecutor { gpu, slots, store, routing, expected, .. } = self;
         let Mixture { router, weights, input, logits, experts, .. } = mixture;
         let layer = experts.layer;
         let chosen = gpu.backend.choose(logits, router, &weights, Turn::Now)?;
@@ -113,7 +159,11 @@ impl SharedExecutor {
             leases.sort_unstable_by_key(Lease::expert);
             for lease in &leases {
                 let (bytes, starts) = lease.raw();
-                gpu.places.put(layer, lease.expert(), (bytes, &starts))?;
+                let place = slots.place(&gpu.backend.gpu, &mut gpu.places, (bytes, &starts))?;
+                if let Some((there, words)) = gpu.places.put(layer, lease.expert(), &place) {
+                    // What was recorded before has been submitted.
+                    gpu.backend.gpu.queue.write_buffer(&there.buffer, there.start, cast_slice(words));
+                }
             }
             let arrived = leases.iter().map(Lease::expert);
             let jobs = gpu.jobs_of(routing, arrived.clone(), &tokens)?;
@@ -123,24 +173,6 @@ impl SharedExecutor {
             gpu.submit()?;
         }
         gpu.sum(&mixture, chosen.weights, Some(places))
-    }
-
-    /// Notes a layer's choice for the store.
-    fn note(&mut self, layer: LayerIdx, chosen: &Chosen) -> Result<()> {
-        assert!(chosen.pairs() <= NOTED, "{} numbers of a layer are noted", chosen.pairs());
-        let backend = &mut self.gpu.backend;
-        let memory = match &mut self.notes.memory {
-            Some(memory) => memory,
-            none => {
-                let bytes = self.store.layers().len() * NOTED * 4;
-                none.insert(backend.gpu.allocate(bytes as u64, "scratch")?)
-            }
-        };
-        let to = memory.whole().part((layer.0 * NOTED * 4) as u64, chosen.experts.bytes);
-        backend.flush()?;
-        backend.recorder.copy(&chosen.experts, &to);
-        self.notes.layers.push((layer, chosen.pairs()));
-        Ok(())
     }
 }
 
@@ -174,7 +206,7 @@ impl ExpertExecutor for SharedExecutor {
         if batch.is_step() {
             self.store.tick();
         }
-        self.notes.layers.clear();
+        self.notes.forget();
         self.gpu.backend.begin(batch.rows);
         self.gpu.backend.gpu.release(false).map(drop)
     }
@@ -192,19 +224,11 @@ impl ExpertExecutor for SharedExecutor {
     }
 
     fn count_used(&mut self) -> Result<()> {
-        let noted = std::mem::take(&mut self.notes.layers);
-        let Some(memory) = self.notes.memory.as_ref().filter(|_| !noted.is_empty()) else { return Ok(()) };
-        let mut words = vec![0u32; self.store.layers().len() * NOTED];
-        let from: Span = memory.whole();
-        self.gpu.backend.recorder.read(&from, cast_slice_mut(&mut words))?;
-        for (layer, pairs) in noted {
-            self.store.note_used(layer, &words[layer.0 * NOTED..][..pairs]);
-        }
-        Ok(())
+        self.notes.tell(&mut self.gpu.backend, &self.store)
     }
 
     fn forget(&mut self) {
-        self.notes.layers.clear();
+        self.notes.forget();
     }
 }
 

@@ -3,7 +3,7 @@
 // Each test program uses only a part of this module.
 #![allow(dead_code)]
 
-use forebay_device_tests::TestDevice;
+use forebay_device_tests::{CountingDevice, TestDevice, Use};
 use forebay_engine::Result;
 use forebay_gpu::{PortableGpu, Variants, find};
 use forebay_testing::{Need, skipped};
@@ -43,4 +43,18 @@ variants! {
     Best: Variants::ALL;
     /// The same GPU without anything that a GPU may lack.
     Plain: Variants::PLAIN;
+    /// The same GPU as a card with memory of its own.
+    Card: Variants { sharing: false, ..Variants::ALL };
+}
+
+impl CountingDevice for Card {
+    fn used(gpu: &PortableGpu) -> Vec<(Use, u64)> {
+        let purpose = |what| match what {
+            "dense weights" => Use::Dense,
+            "experts" => Use::Experts,
+            "buffers" | "scratch" | "batch parameters" | "expert table" => Use::Scratch,
+            other => Use::Other(other),
+        };
+        gpu.used().into_iter().map(|(what, bytes)| (purpose(what), bytes)).collect()
+    }
 }

@@ -5,8 +5,8 @@
 mod common;
 
 mod bits;
-mod unified;
 mod scaled;
+mod unified;
 
 mod best {
     forebay_device_tests::device_suite!(crate::common::Best: kernels, operations, mixtures, golden, conversations, batches);
@@ -28,4 +28,8 @@ mod plain {
             crate::scaled::matrices_with_a_scale_are_the_processors::<crate::common::Plain>,
         );
     }
+}
+
+mod card {
+    forebay_device_tests::device_suite!(crate::common::Card: mixtures, memory, tiers);
 }
