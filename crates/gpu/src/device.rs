@@ -175,7 +175,7 @@ impl Gpu {
         let unified = allowed.sharing && found.unified() && adopt::is_possible(&device);
         Ok(Arc::new(Gpu {
             unified,
-            budget: memory.unwrap_or_else(|| found.memory() / 10 * 9),
+            budget: memory.unwrap_or(u64::MAX).min(found.memory() / 10 * 9),
             info: found.adapter.get_info(),
             variants: Variants { arrays, subgroups, halves, matrices, sharing: unified },
             adopted: adopt::Adopted::default(),
