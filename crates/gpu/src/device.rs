@@ -9,7 +9,7 @@ use wgpu::Features;
 
 use crate::adopt;
 use crate::find::{Api, Found};
-use crate::shaders::ARRAY;
+use crate::shaders::{ARRAY, Kernels};
 use crate::submissions::Commands;
 
 /// What kernels may use. Tests turn parts off, so that the variants for GPUs without them are tested, too.
@@ -76,6 +76,7 @@ pub struct Gpu {
     dropped: AtomicU64,
     failure: Arc<Mutex<Option<Failure>>>,
     pub adopted: adopt::Adopted,
+    pub kernels: Kernels,
     pub commands: Mutex<Commands>,
     pub counts: Counters,
 }
@@ -102,9 +103,9 @@ impl Counters {
         self.0[what].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a kernel.
-    pub fn add_dispatch(&self) {
-        self.add(0, 1);
+    /// Counts kernels.
+    pub fn add_dispatches(&self, count: u64) {
+        self.add(0, count);
     }
 
     /// Counts a submission.
@@ -179,6 +180,7 @@ impl Gpu {
             info: found.adapter.get_info(),
             variants: Variants { arrays, subgroups, halves, matrices, sharing: unified },
             adopted: adopt::Adopted::default(),
+            kernels: Kernels::default(),
             used: Mutex::default(),
             dropped: AtomicU64::new(0),
             commands: Mutex::default(),

@@ -1,8 +1,8 @@
 //! Records kernels and copies, and submits them.
 //!
 //! Parameters of a batch, such as positions and page tables, go through one buffer, which is written before the commands
-//! that read it. So the commands of one token are usually those of the last one. Then the command buffer for the next
-//! token is made while the GPU still computes this one.
+//! that read it. So the commands of one token are usually those of the last one. Then the command buffers for the next
+//! token are made while the GPU still computes this one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Memory, Span};
 use crate::grids;
-use crate::shaders::{ARRAY, Kernel, Kernels, Name};
+use crate::shaders::{ARRAY, Kernel, Name};
 use crate::submissions::{Kept, Submission};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
@@ -77,21 +77,32 @@ enum Command {
     Copy { origin: Span, to: Span },
 }
 
+/// Operations that were closed together.
+#[derive(Default)]
+struct Part {
+    commands: Vec<Command>,
+    /// Whether they are those of the submission before.
+    repeats: bool,
+    /// The command buffer for the next time.
+    prepared: Option<wgpu::CommandBuffer>,
+}
+
+/// How many parts are submitted together: usually the layers and the logits.
+const MOST_PARTS: usize = 2;
+
 /// The buffers of a kernel, those of arrays one after another.
 type Spans = SmallVec<[Span; 8]>;
 
 /// Records operations.
 pub struct Recorder {
     gpu: Arc<Gpu>,
-    kernels: Kernels,
     commands: Vec<Command>,
     /// What they use.
     kept: Vec<Kept>,
-    /// What was submitted last, and the command buffer that was made for its next time.
-    last: Vec<Command>,
-    prepared: Option<wgpu::CommandBuffer>,
-    /// Whether what was submitted last was a repetition.
-    repeats: bool,
+    /// What was closed since the last submission, in order, and what the one before had beyond that.
+    parts: Vec<Part>,
+    /// How many parts were closed since the last submission.
+    closed: usize,
     groups: HashMap<(usize, Spans), wgpu::BindGroup>,
     /// How many buffers had been dropped when the groups were made.
     groups_of: u64,
@@ -119,12 +130,10 @@ impl Recorder {
             params: gpu.allocate(PARAMS, "batch parameters")?,
             nothing: [gpu.allocate(256, "scratch")?, gpu.allocate(256, "scratch")?],
             gpu: Arc::clone(gpu),
-            kernels: Kernels::default(),
             commands: Vec::new(),
             kept: Vec::new(),
-            last: Vec::new(),
-            prepared: None,
-            repeats: false,
+            parts: Vec::new(),
+            closed: 0,
             groups: HashMap::new(),
             groups_of: 0,
             written: Vec::new(),
@@ -134,17 +143,25 @@ impl Recorder {
         })
     }
 
-    /// Begins a batch: drops what was recorded and not closed, and all parameters.
+    /// Begins a batch: drops what was recorded and not closed. What was closed may still be submitted with this batch.
     pub fn begin(&mut self) {
         self.commands.clear();
         self.kept.clear();
-        // Parameters are overwritten from now on.
-        self.gpu.submit_closed();
-        self.written.clear();
-        self.sent = 0;
+        if self.closed >= MOST_PARTS {
+            self.gpu.submit_closed();
+            self.closed = 0;
+        }
+        if !self.gpu.has_closed() {
+            self.closed = 0;
+        }
+        // What is not submitted reads its parameters later.
+        if self.closed == 0 {
+            self.written.clear();
+            self.sent = 0;
+        }
     }
 
-    /// Adds parameters. They stay until the next batch begins. Returns where kernels find them.
+    /// Adds parameters. They stay until all that was closed is submitted. Returns where kernels find them.
     ///
     /// # Errors
     /// If there is not enough memory for them.
@@ -185,8 +202,8 @@ impl Recorder {
         }
         let most = self.gpu.limits.max_compute_workgroups_per_dimension as usize;
         assert!(grid.iter().all(|&n| n <= most), "a grid of {grid:?} for {}", name.entry);
-        let number = self.kernels.number(&self.gpu, name)?;
-        let slots = &self.kernels.nth(number).slots;
+        let (number, kernel) = self.gpu.kernels.named(&self.gpu, name)?;
+        let slots = &kernel.slots;
         let grids = name.has_grids().then(|| Bound::Span(self.grids.whole()));
         let bound: SmallVec<[&Bound; 16]> = grids.iter().chain(bound).collect();
         assert_eq!(slots.len(), bound.len(), "the buffers of {}", name.entry);
@@ -227,12 +244,20 @@ impl Recorder {
         }
         self.send_params();
         let commands = std::mem::take(&mut self.commands);
-        self.repeats = commands == self.last;
-        let buffer = match self.prepared.take() {
-            Some(buffer) if self.repeats => buffer,
+        let kernels = commands.iter().filter(|command| matches!(command, Command::Kernel { .. }));
+        self.gpu.counts.add_dispatches(kernels.count() as u64);
+        if self.closed == self.parts.len() {
+            self.parts.push(Part::default());
+        }
+        let part = &mut self.parts[self.closed];
+        let prepared = part.prepared.take();
+        part.repeats = commands == part.commands;
+        let buffer = match prepared {
+            Some(buffer) if part.repeats => buffer,
             _ => self.encode(&commands),
         };
-        self.last = commands;
+        self.parts[self.closed].commands = commands;
+        self.closed += 1;
         self.gpu.submit_later(buffer, std::mem::take(&mut self.kept));
     }
 
@@ -242,16 +267,21 @@ impl Recorder {
     /// If the GPU failed before.
     pub fn submit(&mut self) -> Result<Option<Submission>> {
         self.close();
+        self.parts.truncate(self.closed);
+        self.closed = 0;
         self.gpu.submit()
     }
 
-    /// If what was submitted last was a repetition, makes a command buffer for the next time. Called while the GPU
-    /// computes.
+    /// Makes command buffers for the next time of what was submitted last, where that was a repetition. Called while the
+    /// GPU computes.
     fn prepare(&mut self) {
-        if self.repeats && self.prepared.is_none() {
-            let last = std::mem::take(&mut self.last);
-            self.prepared = Some(self.encode(&last));
-            self.last = last;
+        for number in 0..self.parts.len() {
+            let part = &mut self.parts[number];
+            if part.repeats && part.prepared.is_none() {
+                let commands = std::mem::take(&mut part.commands);
+                let buffer = self.encode(&commands);
+                self.parts[number] = Part { commands, repeats: true, prepared: Some(buffer) };
+            }
         }
     }
 
@@ -278,18 +308,17 @@ impl Recorder {
             while let Some(Command::Kernel { number, grid: [x, y, z], args, spans }) =
                 commands.next_if(|command| matches!(command, Command::Kernel { .. }))
             {
-                let kernel = self.kernels.nth(*number);
+                let kernel = self.gpu.kernels.nth(*number);
                 let group = self
                     .groups
                     .entry((*number, spans.clone()))
-                    .or_insert_with(|| make_group(&self.gpu, kernel, spans));
+                    .or_insert_with(|| make_group(&self.gpu, &kernel, spans));
                 pass.set_pipeline(&kernel.pipeline);
                 pass.set_bind_group(0, &*group, &[]);
                 if !args.0.is_empty() {
                     pass.set_immediates(0, cast_slice(&args.0));
                 }
                 pass.dispatch_workgroups(*x, *y, *z);
-                self.gpu.counts.add_dispatch();
             }
         }
         encoder.finish()

@@ -6,6 +6,7 @@
 //! buffers are read off its text.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_engine::{Error, Result};
 use smallvec::SmallVec;
@@ -314,31 +315,39 @@ pub fn slots_of(text: &str) -> Vec<Slot> {
 /// Buffers in an array: experts' slots are in at most this many allocations.
 pub const ARRAY: u32 = 64;
 
-/// The kernels that have been used.
+/// The kernels that any model on a GPU has used.
 #[derive(Default)]
-pub struct Kernels {
+pub struct Kernels(Mutex<Compiled>);
+
+#[derive(Default)]
+struct Compiled {
     numbers: HashMap<Name, usize>,
-    compiled: Vec<Kernel>,
+    kernels: Vec<Arc<Kernel>>,
 }
 
 impl Kernels {
-    /// A kernel's number. Compiles it on first use.
+    /// A kernel and its number. Compiles it on first use.
     ///
     /// # Errors
     /// If the driver cannot compile it.
-    pub fn number(&mut self, gpu: &Gpu, name: &Name) -> Result<usize> {
-        if let Some(&number) = self.numbers.get(name) {
-            return Ok(number);
+    pub fn named(&self, gpu: &Gpu, name: &Name) -> Result<(usize, Arc<Kernel>)> {
+        let mut all = self.lock();
+        if let Some(&number) = all.numbers.get(name) {
+            return Ok((number, Arc::clone(&all.kernels[number])));
         }
-        self.compiled.push(compile(gpu, name)?);
-        let number = self.compiled.len() - 1;
-        self.numbers.insert(name.clone(), number);
-        Ok(number)
+        let (number, kernel) = (all.kernels.len(), Arc::new(compile(gpu, name)?));
+        all.kernels.push(Arc::clone(&kernel));
+        all.numbers.insert(name.clone(), number);
+        Ok((number, kernel))
     }
 
     /// The kernel with this number.
-    pub fn nth(&self, number: usize) -> &Kernel {
-        &self.compiled[number]
+    pub fn nth(&self, number: usize) -> Arc<Kernel> {
+        Arc::clone(&self.lock().kernels[number])
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Compiled> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -43,6 +43,11 @@ impl Gpu {
         queue.kept.extend(kept);
     }
 
+    /// Whether there are command buffers that were not submitted.
+    pub fn has_closed(&self) -> bool {
+        !self.lock_commands().closed.is_empty()
+    }
+
     /// Submits all command buffers. Returns the submission, if there was any.
     ///
     /// # Errors

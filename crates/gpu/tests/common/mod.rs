@@ -5,8 +5,21 @@
 
 use forebay_device_tests::{CountingDevice, TestDevice, Use};
 use forebay_engine::Result;
-use forebay_gpu::{PortableGpu, Variants, find};
+use forebay_gpu::{Counts, PortableGpu, Variants, find};
 use forebay_testing::{Need, skipped};
+
+/// What a GPU is given to do for some work.
+pub fn counted(gpu: &PortableGpu, work: impl FnOnce()) -> Counts {
+    let before = gpu.counts();
+    work();
+    let after = gpu.counts();
+    Counts {
+        dispatches: after.dispatches - before.dispatches,
+        submits: after.submits - before.submits,
+        waits: after.waits - before.waits,
+        uploaded: after.uploaded - before.uploaded,
+    }
+}
 
 macro_rules! variants {
     ($($(#[$doc:meta])* $name:ident: $variants:expr;)+) => {

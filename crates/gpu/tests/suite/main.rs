@@ -5,6 +5,7 @@
 mod common;
 
 mod bits;
+mod counts;
 mod scaled;
 mod unified;
 

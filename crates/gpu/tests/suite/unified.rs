@@ -12,7 +12,7 @@ use forebay_engine::{Cancel, Engine, Error, Options, Precision, Prospect, Sessio
 use forebay_gpu::{Counts, PortableGpu};
 use forebay_testing::assert_same_bits;
 
-use crate::common::{Best, Plain};
+use crate::common::{Best, Plain, counted};
 
 /// The logits of a prompt, of single tokens and of several conversations together, what was asked of the store, and what
 /// the GPU was given to do for the last single token.
@@ -24,15 +24,7 @@ fn answer(model: &Path, options: &Options, gpu: &PortableGpu) -> (Vec<f32>, Mete
     let mut all = session.logits().to_vec();
     let mut counts = Counts::default();
     for &token in &tokens[20..] {
-        let before = gpu.counts();
-        session.push(token).unwrap();
-        let after = gpu.counts();
-        counts = Counts {
-            dispatches: after.dispatches - before.dispatches,
-            submits: after.submits - before.submits,
-            waits: after.waits - before.waits,
-            uploaded: after.uploaded,
-        };
+        counts = counted(gpu, || session.push(token).unwrap());
         all.extend_from_slice(session.logits());
     }
     drop(session);
@@ -50,7 +42,7 @@ fn answer(model: &Path, options: &Options, gpu: &PortableGpu) -> (Vec<f32>, Mete
 }
 
 /// The least memory for experts.
-fn least(model: &Path, options: &Options) -> ExpertMemory {
+pub fn least(model: &Path, options: &Options) -> ExpertMemory {
     match Prospect::new(model, &options.clone().expert_memory(ExpertMemory::Bytes(1))) {
         Err(Error::Budget { need, .. }) => ExpertMemory::Bytes(need),
         Err(other) => panic!("{other}"),
@@ -74,14 +66,14 @@ fn residency_changes_no_bit<D: TestDevice<Device = PortableGpu>>() {
         let (expected, meters, counts) = answer(&model, &whole, &gpu);
         let name = model.display();
         assert_eq!((meters.misses, meters.hits), (0, 0), "{name}: nothing is asked of the store");
-        assert_eq!(counts.waits, 1, "{name}: {counts:?}");
+        assert_eq!((counts.submits, counts.waits), (1, 1), "{name}: {counts:?}");
         for memory in [ExpertMemory::Percent(30.0), least(&model, &on_gpu)] {
             let streamed = on_gpu.clone().expert_memory(memory);
             for streamed in [streamed.clone().prefetch(false), streamed] {
-                let (ours, meters, counts) = answer(&model, &streamed, &gpu);
+                let (ours, meters, _) = answer(&model, &streamed, &gpu);
                 assert_same_bits(&ours, &expected, &format!("{name}, {precision:?}, {memory:?}"));
                 assert!(meters.misses > 0 && meters.bytes_lifted == 0, "{name}, {memory:?}: {meters:?}");
-                assert_eq!(counts.uploaded, 0, "{name}, {memory:?}");
+                assert_eq!(gpu.counts().uploaded, 0, "{name}, {memory:?}");
             }
         }
     }
