@@ -12,7 +12,7 @@ use forebay_engine::internals::experts::{
     Access, Acquisition, Assistant, BatchShape, DevicePart, DeviceSlot, DeviceSlots, ExpertExecutor,
     ExpertStore, Lease, Leases, Meanwhile, Mixture, Outputs, SlotClasses,
 };
-use forebay_engine::{Bytes, Error, ExpertIdx, Result};
+use forebay_engine::{Bytes, Error, ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 
 use super::experts::GpuExperts;
@@ -104,21 +104,64 @@ impl CardSlots {
     }
 }
 
+/// Memory for experts that were sent before they were asked for, and have no slot yet.
+struct Staging {
+    memory: Memory,
+    bytes: u64,
+    /// By buffer: the expert in it.
+    sent: Vec<Option<(LayerIdx, ExpertIdx)>>,
+}
+
+impl Staging {
+    fn new(gpu: &Arc<Gpu>, (buffers, bytes): (usize, usize)) -> Result<Staging> {
+        let buffers = buffers.min(gpu.largest_arena() / bytes.max(1));
+        let memory = gpu.allocate((buffers * bytes) as u64, "staging buffers")?;
+        Ok(Staging { memory, bytes: bytes as u64, sent: vec![None; buffers] })
+    }
+
+    /// How many experts can be sent.
+    fn room(&self) -> usize {
+        self.sent.iter().filter(|sent| sent.is_none()).count()
+    }
+
+    /// A free buffer, which this expert is sent to.
+    fn take(&mut self, layer: LayerIdx, expert: ExpertIdx) -> Option<Span> {
+        let free = self.sent.iter().position(Option::is_none)?;
+        self.sent[free] = Some((layer, expert));
+        Some(self.memory.whole().part(free as u64 * self.bytes, self.bytes))
+    }
+
+    /// Where an expert was sent to. The buffer is free as soon as copies from it are recorded.
+    fn give(&mut self, layer: LayerIdx, expert: ExpertIdx) -> Option<Span> {
+        let there = self.sent.iter().position(|sent| *sent == Some((layer, expert)))?;
+        self.sent[there] = None;
+        Some(self.memory.whole().part(there as u64 * self.bytes, self.bytes))
+    }
+
+    /// Drops all experts except those of a layer that were chosen.
+    fn keep(&mut self, layer: LayerIdx, chosen: &[ExpertIdx]) {
+        for sent in &mut self.sent {
+            *sent = sent.filter(|(of, expert)| *of == layer && chosen.contains(expert));
+        }
+    }
+}
+
 /// The experts on a card, and the backend that computes with them.
 struct CardExperts {
     gpu: GpuExperts,
     slots: CardSlots,
+    staging: Staging,
     store: Arc<ExpertStore>,
 }
 
 impl CardExperts {
     /// Records copies of an expert's ranges to its slot, and its place.
     fn bring(&mut self, lease: &Lease) -> Result<()> {
-        let CardExperts { gpu, slots, store } = self;
+        let CardExperts { gpu, slots, staging, store } = self;
         let (layer, expert) = (lease.layer(), lease.expert());
         let (slot, arena) = slots.span(lease.device_slot().expect("it has been given a slot"));
         let (bytes, starts) = lease.raw();
-        let adopted = gpu.backend.gpu.adopted.find(bytes);
+        let there = staging.give(layer, expert).or_else(|| gpu.backend.gpu.adopted.find(bytes));
         let ranges = &store.layers()[layer.0].as_ref().expect("it has experts").experts[expert.0 as usize];
         let mut place = Place { arena, starts: SmallVec::new() };
         let mut free = 0;
@@ -127,7 +170,7 @@ impl CardExperts {
             let lead = start % 4;
             let count = (lead + range.len).next_multiple_of(4) as u64;
             let to = slot.part(free, count);
-            match &adopted {
+            match &there {
                 Some(span) => gpu.backend.recorder.copy(&span.part((start - lead) as u64, count), &to),
                 None => {
                     gpu.backend.recorder.write(&to, &bytes[start - lead..][..count as usize])?;
@@ -142,6 +185,23 @@ impl CardExperts {
             gpu.backend.recorder.copy(&words, &there);
         }
         Ok(())
+    }
+
+    /// Sends experts before they are asked for, as far as there are buffers.
+    fn send(&mut self, leases: Leases) -> Result<()> {
+        let CardExperts { gpu, staging, .. } = self;
+        gpu.backend.flush()?;
+        for lease in &leases {
+            let Some(to) = staging.take(lease.layer(), lease.expert()) else { break };
+            let (bytes, _) = lease.raw();
+            let to = to.part(0, bytes.len() as u64);
+            match gpu.backend.gpu.adopted.find(bytes) {
+                Some(span) => gpu.backend.recorder.copy(&span, &to),
+                None => gpu.backend.recorder.write(&to, bytes)?,
+            }
+        }
+        gpu.backend.recorder.keep(Box::new(leases));
+        gpu.submit()
     }
 
     /// Copies experts to their slots.
@@ -238,9 +298,10 @@ impl CardExecutor {
             let numbers: Vec<usize> = parts.map(|part| gpu.places.add_arena(part)).collect();
             class.arena = numbers.first().copied().unwrap_or(0);
         }
+        let staging = Staging::new(&device, classes.staging())?;
         store.use_device_slots(classes, &made, parts_of(&device, classes, &made));
         Ok(CardExecutor {
-            card: CardExperts { gpu, slots, store },
+            card: CardExperts { gpu, slots, staging, store },
             assistant,
             prefetch,
             batch: BatchShape { rows: 0, sequences: 0 },
@@ -293,14 +354,16 @@ impl CardExecutor {
             observer(layer, routing);
         }
         let mut acquisition = store.acquire(layer, routing.chosen(), access);
+        card.staging.keep(layer, routing.chosen());
         let helps = access == Access::Token && self.batch.rows <= Assistant::ROWS;
         let mut assistant = self.assistant.as_mut().filter(|_| helps);
         let elsewhere = match &assistant {
             Some(assistant) => acquisition.take_coldest(assistant.share(acquisition.ready())),
             None => Leases::new(),
         };
+        let mut likely: SmallVec<[ExpertIdx; 32]> = SmallVec::new();
         if let Some(next) = next {
-            let likely: SmallVec<[ExpertIdx; 32]> = expected.likeliest().collect();
+            likely.extend(expected.likeliest());
             store.prefetch(next.layer, &likely);
         }
         let [tokens, places] = gpu.sorted_places(routing)?;
@@ -325,6 +388,20 @@ impl CardExecutor {
             card.put_outputs(&mixture, routing, outputs)?;
         }
         while card.compute_next(&mut acquisition, &mixture, (routing, &tokens))? {}
+        if let Some(next) = mixture.next {
+            // If a prompt asks for nearly all experts, no prediction is needed.
+            let nearly_all =
+                access == Access::Prompt && 4 * routing.chosen().len() >= 3 * mixture.router.experts;
+            let room = card.staging.room();
+            let leases = match nearly_all {
+                true => store.prefetch_to_device(next.layer, store.layer_experts(next.layer), room),
+                false => store.prefetch_to_device(next.layer, likely.into_iter(), room),
+            };
+            // Otherwise the link would be idle until the next layer has chosen.
+            if !leases.is_empty() {
+                card.send(leases)?;
+            }
+        }
         card.gpu.sum(&mixture, chosen.weights, Some(places))
     }
 }
@@ -421,6 +498,7 @@ impl ExpertExecutor for CardExecutor {
 
     fn forget(&mut self) {
         self.notes.forget();
+        self.card.staging.sent.fill(None);
         self.card.store.forget_device();
     }
 }
