@@ -91,7 +91,7 @@ struct Part {
 const MOST_PARTS: usize = 2;
 
 /// The buffers of a kernel, those of arrays one after another.
-type Spans = SmallVec<[Span; 8]>;
+type Spans = Arc<[Span]>;
 
 /// Records operations.
 pub struct Recorder {
@@ -207,7 +207,7 @@ impl Recorder {
         let grids = name.has_grids().then(|| Bound::Span(self.grids.whole()));
         let bound: SmallVec<[&Bound; 16]> = grids.iter().chain(bound).collect();
         assert_eq!(slots.len(), bound.len(), "the buffers of {}", name.entry);
-        let mut spans = Spans::new();
+        let mut spans = Vec::with_capacity(bound.len());
         for (slot, bound) in slots.iter().zip(bound) {
             let nothing = || self.nothing[usize::from(!slot.read_only)].whole();
             match bound {
@@ -223,7 +223,7 @@ impl Recorder {
         }
         assert!(args.0.len() * 4 <= IMMEDIATES as usize);
         let grid = grid.map(|n| n as u32);
-        self.commands.push(Command::Kernel { number, grid, args: args.clone(), spans });
+        self.commands.push(Command::Kernel { number, grid, args: args.clone(), spans: spans.into() });
         Ok(())
     }
 
@@ -311,7 +311,7 @@ impl Recorder {
                 let kernel = self.gpu.kernels.nth(*number);
                 let group = self
                     .groups
-                    .entry((*number, spans.clone()))
+                    .entry((*number, Arc::clone(spans)))
                     .or_insert_with(|| make_group(&self.gpu, &kernel, spans));
                 pass.set_pipeline(&kernel.pipeline);
                 pass.set_bind_group(0, &*group, &[]);
