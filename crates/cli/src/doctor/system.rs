@@ -247,7 +247,7 @@ pub mod tests {
         ]);
         let processor = Processor::look(root.path(), vec!["scalar"]);
         assert_eq!((processor.model.as_deref(), processor.online), (Some("A Fast One"), Some(2)));
-        let memory = Memory::look(root.path(), None, Vec::new());
+        let memory = Memory::look(root.path(), &Machine::now(), Vec::new());
         assert_eq!((memory.total, memory.swap), (Some(2 << 20), Some(0)));
         assert_eq!(memory.huge_pages.as_deref(), Some("madvise"));
         assert_eq!(memory.lockable.as_deref(), Some("8388608"));
