@@ -49,7 +49,7 @@ impl TypedValueParser for DeviceParser {
         let values = [
             (
                 "auto",
-                "The first GPU if the dense weights, the context and one layer's experts fit there, otherwise the CPU",
+                "An NVIDIA GPU if the dense weights, the context and one layer's experts fit there, otherwise the CPU",
             ),
             ("cpu", "The CPU"),
             ("cuda:0", "The first NVIDIA GPU, or an error; cuda:1 is the second, and so on"),

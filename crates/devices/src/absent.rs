@@ -19,8 +19,6 @@ pub fn find() -> Result<Vec<Portable>> {
     Err(Error::Unsupported(format!("this program is built without Metal and Vulkan: {REMEDY}")))
 }
 
-pub use find as find_hardware;
-
 /// No GPU.
 ///
 /// # Errors

@@ -12,8 +12,8 @@ use crate::{Gpu, Portable, cuda, portable};
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// On the first GPU that can take the model: an NVIDIA GPU through CUDA, then a GPU through Metal or Vulkan.
-    /// Otherwise on the CPU.
+    /// On the first NVIDIA GPU that can take the model through CUDA, otherwise on the CPU. GPUs through Metal and Vulkan
+    /// are only used if they are named, because they are not fast yet.
     #[default]
     Auto,
     /// On the CPU.
@@ -122,13 +122,8 @@ impl DeviceChoice {
             DeviceChoice::Auto => {
                 // A missing GPU is not worth a note.
                 let none = |why| tracing::info!("no GPU to compute on: {why}");
-                let cuda = cuda::find().map_err(none).map_or(0, |found| found.len());
-                let portable =
-                    portable::find_hardware().map_err(|why| none(why.to_string())).unwrap_or_default();
-                Ok((0..cuda)
-                    .map(Candidate::Cuda)
-                    .chain(portable.into_iter().map(Candidate::Portable))
-                    .collect())
+                let found = cuda::find().map_err(none).map_or(0, |found| found.len());
+                Ok((0..found).map(Candidate::Cuda).collect())
             }
         }
     }
