@@ -21,7 +21,12 @@ mod best {
 }
 
 mod plain {
-    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures, golden, conversations, batches);
+    // Only kernels differ without features. Of whole models, each family's logits are enough.
+    forebay_device_tests::device_suite!(crate::common::Plain: kernels, operations, mixtures);
+    forebay_device_tests::tests! { run golden crate::common::Plain:
+        exact_logits_of_the_tiny_models_equal_those_of_others
+        logits_of_single_tokens_equal_those_of_others
+    }
 
     #[test]
     fn matrices_with_a_scale_are_the_processors() {
