@@ -20,9 +20,6 @@ const SCORES_EACH: u32 = (HEADS + 1u) / 2u;
 const SOFT_LANES: u32 = THREADS / HEADS;
 const KEYS_EACH: u32 = (PAGE + SOFT_LANES - 1u) / SOFT_LANES;
 
-// What is read before any of it is used, so that the GPU waits for memory less often.
-const AHEAD: u32 = 8u;
-
 // Queries, then the row's own key.
 var<workgroup> queries: array<vec4<f32>, (HEADS + 1u) * KEY_FOURS>;
 var<workgroup> scores: array<f32, HEADS * PAGE>;
@@ -137,16 +134,14 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             if key >= from_key && key < to_key {
                 let place = key_place(kv_head, key);
                 for (var first_four = 0u; first_four < KEY_FOURS; first_four += AHEAD) {
-                    var fours: array<vec4<f32>, AHEAD>;
-                    for (var j = 0u; j < AHEAD; j++) {
-                        fours[j] = floats_of(cell(page, place + min(first_four + j, KEY_FOURS - 1u)));
-                    }
+                    let fours = cells(page, place + first_four, 1u, place + KEY_FOURS - 1u);
                     for (var j = 0u; j < AHEAD; j++) {
                         let i = first_four + j;
                         if i >= KEY_FOURS { break; }
+                        let four = floats_of(fours[j]);
                         for (var n = 0u; n < SCORES_EACH; n++) {
                             let query = queries[min(thread / PAGE + 2u * n, HEADS - 1u) * KEY_FOURS + i];
-                            products[n] = product(query, fours[j], products[n]);
+                            products[n] = product(query, four, products[n]);
                         }
                     }
                 }
@@ -188,18 +183,18 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             for (var first_key = from_key; first_key < to_key; first_key += AHEAD) {
                 for (var m = 0u; m < FOURS_EACH; m++) {
                     let four = min(lane + LANES * m, VALUE_FOURS - 1u);
-                    var values: array<vec4<f32>, AHEAD>;
-                    for (var j = 0u; j < AHEAD; j++) {
-                        values[j] = floats_of(cell(page, value_place(kv_head, min(first_key + j, to_key - 1u)) + four));
-                    }
+                    let from_four = value_place(kv_head, first_key) + four;
+                    let last_four = value_place(kv_head, to_key - 1u) + four;
+                    let values = cells(page, from_four, VALUE_STEP, last_four);
                     for (var j = 0u; j < AHEAD; j++) {
                         let key = first_key + j;
                         if key >= to_key { break; }
+                        let value = floats_of(values[j]);
                         for (var n = 0u; n < HEADS_EACH; n++) {
                             let weight = scores[min(own_head + STEP * n, HEADS - 1u) * PAGE + key];
                             let i = n * FOURS_EACH + m;
                             seen[i].sum += weight;
-                            seen[i].values = fma(vec4<f32>(weight), values[j], seen[i].values);
+                            seen[i].values = fma(vec4<f32>(weight), value, seen[i].values);
                         }
                     }
                 }

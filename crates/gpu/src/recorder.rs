@@ -21,7 +21,7 @@ use crate::submissions::{Kept, Submission};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
 #[derive(Clone, Default, PartialEq)]
-pub struct Args(SmallVec<[u32; 32]>);
+pub struct Args(Vec<u32>);
 
 impl Args {
     /// No arguments.
@@ -129,7 +129,7 @@ impl Hash for Resource {
 }
 
 /// What a kernel is bound to.
-type Resources = SmallVec<[Resource; 12]>;
+type Resources = Vec<Resource>;
 
 /// Records operations.
 pub struct Recorder {
