@@ -133,11 +133,16 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             for (var n = 0u; n < SCORES_EACH; n++) { products[n] = 0.0; }
             if key >= from_key && key < to_key {
                 let place = key_place(kv_head, key);
-                for (var i = 0u; i < KEY_FOURS; i++) {
-                    let four = floats_of(cell(page, place + i));
-                    for (var n = 0u; n < SCORES_EACH; n++) {
-                        let query = queries[min(thread / PAGE + 2u * n, HEADS - 1u) * KEY_FOURS + i];
-                        products[n] = product(query, four, products[n]);
+                for (var first_four = 0u; first_four < KEY_FOURS; first_four += AHEAD) {
+                    let fours = cells(page, place + first_four, 1u, place + KEY_FOURS - 1u);
+                    for (var j = 0u; j < AHEAD; j++) {
+                        let i = first_four + j;
+                        if i >= KEY_FOURS { break; }
+                        let four = floats_of(fours[j]);
+                        for (var n = 0u; n < SCORES_EACH; n++) {
+                            let query = queries[min(thread / PAGE + 2u * n, HEADS - 1u) * KEY_FOURS + i];
+                            products[n] = product(query, four, products[n]);
+                        }
                     }
                 }
             }
@@ -175,15 +180,22 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
                     seen[i].values *= factors[head];
                 }
             }
-            for (var key = from_key; key < to_key; key++) {
-                let place = value_place(kv_head, key);
+            for (var first_key = from_key; first_key < to_key; first_key += AHEAD) {
                 for (var m = 0u; m < FOURS_EACH; m++) {
-                    let value = floats_of(cell(page, place + min(lane + LANES * m, VALUE_FOURS - 1u)));
-                    for (var n = 0u; n < HEADS_EACH; n++) {
-                        let weight = scores[min(own_head + STEP * n, HEADS - 1u) * PAGE + key];
-                        let i = n * FOURS_EACH + m;
-                        seen[i].sum += weight;
-                        seen[i].values = fma(vec4<f32>(weight), value, seen[i].values);
+                    let four = min(lane + LANES * m, VALUE_FOURS - 1u);
+                    let from_four = value_place(kv_head, first_key) + four;
+                    let last_four = value_place(kv_head, to_key - 1u) + four;
+                    let values = cells(page, from_four, VALUE_STEP, last_four);
+                    for (var j = 0u; j < AHEAD; j++) {
+                        let key = first_key + j;
+                        if key >= to_key { break; }
+                        let value = floats_of(values[j]);
+                        for (var n = 0u; n < HEADS_EACH; n++) {
+                            let weight = scores[min(own_head + STEP * n, HEADS - 1u) * PAGE + key];
+                            let i = n * FOURS_EACH + m;
+                            seen[i].sum += weight;
+                            seen[i].values = fma(vec4<f32>(weight), value, seen[i].values);
+                        }
                     }
                 }
             }

@@ -6,7 +6,6 @@
 @group(0) @binding(#) var<storage, read> table: array<u32>;
 // Either the expert of each pair, or tiles: an expert, the first of its places, how many there are, and nothing.
 @group(0) @binding(#) var<storage, read> jobs: array<u32>;
-@group(0) @binding(#) var<storage, read> x: array<f32>;
 @group(0) @binding(#) var<storage, read_write> out: array<f32>;
 
 // The current expert's words in the table, of which each expert has ENTRY.
@@ -33,31 +32,3 @@ fn planes_in(m: Matrix, ranges: u32) -> Planes {
                   m.scales + table[entry + 1u + ((ranges >> 8u) & 255u)],
                   m.biases + table[entry + 1u + (ranges >> 16u)]);
 }
-
-fn fours(at: u32, left: u32) -> vec4<f32> {
-    if left >= 4u { return vec4<f32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]); }
-    var four = vec4<f32>(0.0);
-    for (var i = 0u; i < left; i++) { four[i] = x[at + i]; }
-    return four;
-}
-
-//each {
-// Adds the products of 32 weights of slot $ and those of x from `at` on.
-fn accumulate$(before: f32, g: Group, left: u32, at: u32) -> f32 {
-    var sum = before;
-    for (var half = 0u; half < 2u; half++) {
-        var products = vec4<f32>(0.0);
-        var values = vec4<f32>(0.0);
-        for (var i = 4u * half; i < 4u * half + 4u; i++) {
-            if 4u * i < left {
-                let four = fours(at + 4u * i, left - 4u * i);
-                products = fma(g.lanes[i], four, products);
-                if HAS_MIN$ { values += four; }
-            }
-        }
-        sum = fma(g.scale[half], dot(products, vec4<f32>(1.0)), sum);
-        if HAS_MIN$ { sum = fma(g.min[half], dot(values, vec4<f32>(1.0)), sum); }
-    }
-    return sum;
-}
-//}

@@ -1,5 +1,5 @@
 
-// The first half of experts: activation(gate, up) or activation(up), for each place of a tile.
+// The first half of experts: activation(gate, up) or activation(up), for each place.
 
 struct Args {
     first: u32, // the first arena that is bound
@@ -23,44 +23,23 @@ var<immediate> args: Args;
 @group(0) @binding(#) var<storage, read> scale$: array<f32>; // [experts]
 //}
 
-// Each 32 threads compute a row of the products, for all places of the tile.
-@compute @workgroup_size(256)
-fn gate_up(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let job = job_of(group.y);
-    if job.count == 0u || !find(job.expert, args.first) { return; }
-    let lane = thread % 32u;
-    let row = 8u * group.x + thread / 32u;
+// The row of x for a place.
+fn source_of(place: u32) -> u32 {
+    if TILED == 0u { return place / args.top_k; }
+    return tokens[place];
+}
+
+// Stores what the activation function makes of the products of a row.
+fn finish(expert: u32, place: u32, row: u32, products: vec2<f32>) {
     let rows = matrices[args.matrix0].rows;
-    var starts: array<u32, ROWS>;
-    for (var r = 0u; r < job.count; r++) {
-        if TILED == 0u { starts[r] = job.first / args.top_k * args.x_width; }
-        else { starts[r] = tokens[job.first + r] * args.x_width; }
-    }
+    if row >= rows { return; }
+    var values = vec2<f32>(0.0);
 //each {
-    var sums$: array<f32, ROWS>;
-    {
-        let m = matrices[args.matrix$];
-        let planes = planes_in(m, args.ranges$);
-        for (var index = lane; row < m.rows && 32u * index < m.cols; index += 32u) {
-            let g = unpack$(m, planes, row, index);
-            for (var r = 0u; r < job.count; r++) {
-                sums$[r] = accumulate$(sums$[r], g, m.cols - 32u * index, starts[r] + 32u * index);
-            }
-        }
-    }
+    var factor$ = 1.0;
+    var summand$ = 0.0;
+    if args.scaled$ == 1u { factor$ = scale$[expert]; }
+    if args.biased$ == 1u { summand$ = bias$[expert * rows + row]; }
+    values[$] = fma(products[$], factor$, summand$);
 //}
-    for (var r = 0u; r < job.count; r++) {
-        var values = vec2<f32>(0.0);
-//each {
-        var factor$ = 1.0;
-        var summand$ = 0.0;
-        if args.scaled$ == 1u { factor$ = scale$[job.expert]; }
-        if args.biased$ == 1u && row < rows { summand$ = bias$[job.expert * rows + row]; }
-        values[$] = fma(sum_32(thread, sums$[r]), factor$, summand$);
-//}
-        if lane == 0u && row < rows {
-            let activation = Activation(args.kind, args.alpha, args.limit);
-            out[(job.first + r) * rows + row] = activate(values[0], values[1], activation);
-        }
-    }
+    out[place * rows + row] = activate(values[0], values[1], Activation(args.kind, args.alpha, args.limit));
 }

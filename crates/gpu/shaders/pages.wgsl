@@ -18,6 +18,8 @@ const LOWEST: f32 = -1e30;
 const KEY_FOURS: u32 = KEY_DIM / 4u;
 const VALUE_FOURS: u32 = VALUE_DIM / 4u;
 const OWN_FOURS: u32 = KEY_FOURS - LATENT * VALUE_FOURS;
+// Between the values of neighbouring positions.
+const VALUE_STEP: u32 = select(VALUE_FOURS, KEY_FOURS, LATENT == 1u);
 
 struct Args {
     q_heads: u32,

@@ -15,6 +15,9 @@ const FOURS_EACH: u32 = (VALUE_FOURS + LANES - 1u) / LANES;
 const SOFT_LANES: u32 = THREADS / QUERIES;
 const KEYS_EACH: u32 = PAGE / SOFT_LANES;
 
+// Keys whose values are read before any of them is used.
+const KEYS_AHEAD: u32 = 4u;
+
 var<workgroup> staged_queries: array<vec4<f32>, QUERIES * STAGE_ROOM>;
 var<workgroup> staged_keys: array<vec4<f32>, PAGE * STAGE_ROOM>;
 var<workgroup> scores: array<f32, QUERIES * SCORE_ROOM>;
@@ -124,21 +127,32 @@ fn attend(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
             for (var m = 0u; m < FOURS_EACH; m++) {
                 for (var n = 0u; n < 4u; n++) { values[4u * m + n] *= factor[n]; }
             }
-            for (var key = from_key; key < to_key; key++) {
-                let weight = vec4<f32>(
-                    scores[own * SCORE_ROOM + key],
-                    scores[(own + 1u) * SCORE_ROOM + key],
-                    scores[(own + 2u) * SCORE_ROOM + key],
-                    scores[(own + 3u) * SCORE_ROOM + key],
-                );
-                sum += weight;
-                let place = value_place(kv_head, key);
-                for (var m = 0u; m < FOURS_EACH; m++) {
-                    let value = floats_of(cell(page, place + min(lane + LANES * m, VALUE_FOURS - 1u)));
-                    values[4u * m] = fma(vec4<f32>(weight.x), value, values[4u * m]);
-                    values[4u * m + 1u] = fma(vec4<f32>(weight.y), value, values[4u * m + 1u]);
-                    values[4u * m + 2u] = fma(vec4<f32>(weight.z), value, values[4u * m + 2u]);
-                    values[4u * m + 3u] = fma(vec4<f32>(weight.w), value, values[4u * m + 3u]);
+            for (var first_key = from_key; first_key < to_key; first_key += KEYS_AHEAD) {
+                var read: array<vec4<f32>, KEYS_AHEAD * FOURS_EACH>;
+                for (var j = 0u; j < KEYS_AHEAD; j++) {
+                    let place = value_place(kv_head, min(first_key + j, to_key - 1u));
+                    for (var m = 0u; m < FOURS_EACH; m++) {
+                        let four = min(lane + LANES * m, VALUE_FOURS - 1u);
+                        read[j * FOURS_EACH + m] = floats_of(cell(page, place + four));
+                    }
+                }
+                for (var j = 0u; j < KEYS_AHEAD; j++) {
+                    let key = first_key + j;
+                    if key >= to_key { break; }
+                    let weight = vec4<f32>(
+                        scores[own * SCORE_ROOM + key],
+                        scores[(own + 1u) * SCORE_ROOM + key],
+                        scores[(own + 2u) * SCORE_ROOM + key],
+                        scores[(own + 3u) * SCORE_ROOM + key],
+                    );
+                    sum += weight;
+                    for (var m = 0u; m < FOURS_EACH; m++) {
+                        let value = read[j * FOURS_EACH + m];
+                        values[4u * m] = fma(vec4<f32>(weight.x), value, values[4u * m]);
+                        values[4u * m + 1u] = fma(vec4<f32>(weight.y), value, values[4u * m + 1u]);
+                        values[4u * m + 2u] = fma(vec4<f32>(weight.z), value, values[4u * m + 2u]);
+                        values[4u * m + 3u] = fma(vec4<f32>(weight.w), value, values[4u * m + 3u]);
+                    }
                 }
             }
             workgroupBarrier();

@@ -9,6 +9,7 @@ use wgpu::Features;
 
 use crate::adopt;
 use crate::find::{Api, Found};
+use crate::profile::{HostClock, Profile};
 use crate::shaders::{ARRAY, Kernels};
 use crate::submissions::Commands;
 
@@ -79,6 +80,9 @@ pub struct Gpu {
     pub kernels: Kernels,
     pub commands: Mutex<Commands>,
     pub counts: Counters,
+    /// `None` while kernels are not timed.
+    pub profile: Mutex<Option<Profile>>,
+    pub clock: HostClock,
 }
 
 /// How much the GPU was given to do.
@@ -157,6 +161,7 @@ impl Gpu {
         let matrices = allowed.matrices && subgroups && halves && multiplies_matrices(&found.adapter);
         let mut wanted = Features::IMMEDIATES;
         wanted.set(array_features(), arrays);
+        wanted.set(Features::TIMESTAMP_QUERY, has.contains(Features::TIMESTAMP_QUERY));
         wanted.set(Features::SUBGROUP, subgroups);
         wanted.set(Features::SHADER_F16, halves);
         wanted.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, matrices);
@@ -185,6 +190,8 @@ impl Gpu {
             dropped: AtomicU64::new(0),
             commands: Mutex::default(),
             counts: Counters::default(),
+            profile: Mutex::default(),
+            clock: HostClock::default(),
             device,
             queue,
             limits,
@@ -288,7 +295,7 @@ impl Gpu {
         /// The most arenas without arrays of buffers: each is a branch.
         const MOST: usize = 8;
         /// Other buffers of these kernels.
-        const OTHERS: usize = 11;
+        const OTHERS: usize = 12;
         match self.variants.arrays {
             true => ARRAY as usize,
             false => (self.limits.max_storage_buffers_per_shader_stage as usize - OTHERS).clamp(1, MOST),

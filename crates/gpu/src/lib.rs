@@ -10,6 +10,7 @@ mod executor;
 mod find;
 mod grids;
 mod heap;
+mod profile;
 mod recorder;
 mod shaders;
 mod speed;
@@ -29,14 +30,17 @@ use forebay_kernels::Encoding;
 pub use device::{Counts, Variants};
 pub use find::{Api, Found, Kind, find};
 #[doc(hidden)]
+pub use profile::{HostTimes, Line};
+#[doc(hidden)]
 pub use texts::kernel_texts;
 
 use backend::{GpuBackend, attends};
 use device::Gpu;
 use weights::WeightKind;
 
-/// Tokens of a prompt that one pass computes.
-const CHUNK: usize = 512;
+/// Tokens of a prompt that one pass computes, on a card, and where its buffers take from the memory of the process.
+const CHUNK: usize = 2048;
+const SHARED_CHUNK: usize = 512;
 
 /// A GPU that models can be computed on.
 pub struct PortableGpu(Arc<Gpu>);
@@ -59,6 +63,30 @@ impl PortableGpu {
     /// How much the GPU was given to do so far.
     pub fn counts(&self) -> Counts {
         self.0.counts.get()
+    }
+
+    /// Starts measuring the time of each kernel, which makes everything slower.
+    ///
+    /// # Errors
+    /// If the GPU has no timestamps.
+    #[doc(hidden)]
+    pub fn start_profile(&self) -> Result<()> {
+        profile::start(&self.0)
+    }
+
+    /// Stops measuring. Returns the time of each kernel since the start, the longest first.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    #[doc(hidden)]
+    pub fn stop_profile(&self) -> Result<Vec<Line>> {
+        profile::stop(&self.0)
+    }
+
+    /// What the host has spent time with so far.
+    #[doc(hidden)]
+    pub fn host_times(&self) -> HostTimes {
+        self.0.clock.get()
     }
 
     /// Bytes in use, by purpose.
@@ -89,7 +117,7 @@ impl Device for PortableGpu {
     }
 
     fn chunk(&self) -> usize {
-        CHUNK
+        if self.0.unified { SHARED_CHUNK } else { CHUNK }
     }
 
     fn memory_speed(&self) -> Result<f64> {

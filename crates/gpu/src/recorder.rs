@@ -5,7 +5,9 @@
 //! token are made while the GPU still computes this one.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, cast_slice};
 use forebay_engine::{Error, Result};
@@ -13,12 +15,13 @@ use smallvec::SmallVec;
 
 use crate::device::{Gpu, IMMEDIATES, Memory, Span};
 use crate::grids;
+use crate::profile::{self, Stopwatch, Work};
 use crate::shaders::{ARRAY, Kernel, Name};
 use crate::submissions::{Kept, Submission};
 
 /// The arguments of a kernel: its struct `Args`, whose fields are all 32 bits long.
 #[derive(Clone, Default, PartialEq)]
-pub struct Args(SmallVec<[u32; 32]>);
+pub struct Args(Vec<u32>);
 
 impl Args {
     /// No arguments.
@@ -49,8 +52,8 @@ impl Args {
 pub enum Bound {
     /// A part of a buffer.
     Span(Span),
-    /// Several buffers, for an array of them, of which some may be missing.
-    Array(Vec<Option<Span>>),
+    /// Several buffers, for an array of them.
+    Array(Arc<Spans>),
     /// Nothing: the kernel does not use it with these arguments.
     None,
 }
@@ -73,7 +76,7 @@ const PARAMS: u64 = 1 << 20;
 /// A recorded operation.
 #[derive(PartialEq)]
 enum Command {
-    Kernel { number: usize, grid: [u32; 3], args: Args, spans: Spans },
+    Kernel { number: usize, grid: [u32; 3], args: Args, resources: Resources },
     Copy { origin: Span, to: Span },
 }
 
@@ -90,8 +93,56 @@ struct Part {
 /// How many parts are submitted together: usually the layers and the logits.
 const MOST_PARTS: usize = 2;
 
-/// The buffers of a kernel, those of arrays one after another.
-type Spans = Arc<[Span]>;
+/// Buffers for an array of them, of which some may be missing. They are compared by their number, because there are many.
+pub struct Spans {
+    number: u64,
+    spans: Vec<Option<Span>>,
+}
+
+impl Spans {
+    /// At most [`ARRAY`] buffers.
+    pub fn new(spans: Vec<Option<Span>>) -> Arc<Spans> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        assert!(spans.len() <= ARRAY as usize);
+        Arc::new(Spans { number: LAST.fetch_add(1, Ordering::Relaxed), spans })
+    }
+
+    /// The buffer with this number in the array, if there is one.
+    pub fn nth(&self, number: usize) -> Option<&Span> {
+        self.spans.get(number)?.as_ref()
+    }
+}
+
+/// What a slot of a recorded kernel is bound to.
+#[derive(Clone)]
+enum Resource {
+    Span(Span),
+    Array(Arc<Spans>),
+}
+
+impl PartialEq for Resource {
+    fn eq(&self, other: &Resource) -> bool {
+        match (self, other) {
+            (Resource::Span(a), Resource::Span(b)) => a == b,
+            (Resource::Array(a), Resource::Array(b)) => a.number == b.number,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Resource {}
+
+impl Hash for Resource {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        match self {
+            Resource::Span(span) => span.hash(hasher),
+            Resource::Array(array) => array.number.hash(hasher),
+        }
+    }
+}
+
+/// What a kernel is bound to.
+type Resources = Arc<[Resource]>;
 
 /// Records operations.
 pub struct Recorder {
@@ -103,7 +154,7 @@ pub struct Recorder {
     parts: Vec<Part>,
     /// How many parts were closed since the last submission.
     closed: usize,
-    groups: HashMap<(usize, Spans), wgpu::BindGroup>,
+    groups: HashMap<(usize, Resources), wgpu::BindGroup>,
     /// How many buffers had been dropped when the groups were made.
     groups_of: u64,
     params: Memory,
@@ -207,23 +258,19 @@ impl Recorder {
         let grids = name.has_grids().then(|| Bound::Span(self.grids.whole()));
         let bound: SmallVec<[&Bound; 16]> = grids.iter().chain(bound).collect();
         assert_eq!(slots.len(), bound.len(), "the buffers of {}", name.entry);
-        let mut spans = Vec::with_capacity(bound.len());
+        let mut resources = Vec::with_capacity(bound.len());
         for (slot, bound) in slots.iter().zip(bound) {
-            let nothing = || self.nothing[usize::from(!slot.read_only)].whole();
-            match bound {
-                Bound::Span(span) => spans.push(span.clone()),
-                Bound::None if !slot.array => spans.push(nothing()),
-                Bound::None => spans.extend((0..ARRAY).map(|_| nothing())),
-                Bound::Array(some) => {
-                    assert!(slot.array && some.len() <= ARRAY as usize);
-                    spans.extend(some.iter().map(|span| span.clone().unwrap_or_else(nothing)));
-                    spans.extend((some.len()..ARRAY as usize).map(|_| nothing()));
-                }
-            }
+            resources.push(match bound {
+                Bound::Span(span) => Resource::Span(span.clone()),
+                Bound::Array(spans) => Resource::Array(Arc::clone(spans)),
+                Bound::None => Resource::Span(self.nothing[usize::from(!slot.read_only)].whole()),
+            });
+            assert_eq!(slot.array, matches!(bound, Bound::Array(_)), "an array of {}", name.entry);
         }
         assert!(args.0.len() * 4 <= IMMEDIATES as usize);
         let grid = grid.map(|n| n as u32);
-        self.commands.push(Command::Kernel { number, grid, args: args.clone(), spans: spans.into() });
+        let resources = resources.into();
+        self.commands.push(Command::Kernel { number, grid, args: args.clone(), resources });
         Ok(())
     }
 
@@ -251,7 +298,8 @@ impl Recorder {
         }
         let part = &mut self.parts[self.closed];
         let prepared = part.prepared.take();
-        part.repeats = commands == part.commands;
+        // Kernels are timed in command buffers of their own.
+        part.repeats = commands == part.commands && !profile::is_on(&self.gpu);
         let buffer = match prepared {
             Some(buffer) if part.repeats => buffer,
             _ => self.encode(&commands),
@@ -286,6 +334,12 @@ impl Recorder {
     }
 
     fn encode(&mut self, commands: &[Command]) -> wgpu::CommandBuffer {
+        let gpu = Arc::clone(&self.gpu);
+        gpu.clock.time(Work::Encoding, || self.encode_all(commands))
+    }
+
+    fn encode_all(&mut self, commands: &[Command]) -> wgpu::CommandBuffer {
+        let mut stopwatch = profile::is_on(&self.gpu).then(Stopwatch::default);
         if self.groups_of != self.gpu.dropped() {
             self.groups.clear();
             self.groups_of = self.gpu.dropped();
@@ -304,22 +358,33 @@ impl Recorder {
                 commands.next();
                 continue;
             }
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            while let Some(Command::Kernel { number, grid: [x, y, z], args, spans }) =
+            let mut pass = match (&mut stopwatch, command) {
+                (Some(stopwatch), Command::Kernel { number, .. }) => {
+                    stopwatch.pass(&self.gpu, &mut encoder, &self.gpu.kernels.name(*number))
+                }
+                _ => encoder.begin_compute_pass(&Default::default()),
+            };
+            while let Some(Command::Kernel { number, grid: [x, y, z], args, resources }) =
                 commands.next_if(|command| matches!(command, Command::Kernel { .. }))
             {
                 let kernel = self.gpu.kernels.nth(*number);
                 let group = self
                     .groups
-                    .entry((*number, Arc::clone(spans)))
-                    .or_insert_with(|| make_group(&self.gpu, &kernel, spans));
+                    .entry((*number, Arc::clone(resources)))
+                    .or_insert_with(|| make_group(&self.gpu, &kernel, resources, &self.nothing[0]));
                 pass.set_pipeline(&kernel.pipeline);
                 pass.set_bind_group(0, &*group, &[]);
                 if !args.0.is_empty() {
                     pass.set_immediates(0, cast_slice(&args.0));
                 }
                 pass.dispatch_workgroups(*x, *y, *z);
+                if stopwatch.is_some() {
+                    break;
+                }
             }
+        }
+        if let Some(stopwatch) = stopwatch {
+            stopwatch.finish(&self.gpu, &mut encoder);
         }
         encoder.finish()
     }
@@ -367,19 +432,28 @@ impl Recorder {
     }
 }
 
-fn make_group(gpu: &Gpu, kernel: &Kernel, spans: &[Span]) -> wgpu::BindGroup {
-    let all: Vec<wgpu::BufferBinding<'_>> = spans.iter().map(Span::binding).collect();
-    let mut at = 0;
-    let mut entries = Vec::with_capacity(kernel.slots.len());
-    for (number, slot) in kernel.slots.iter().enumerate() {
-        let some = &all[at..at + if slot.array { ARRAY as usize } else { 1 }];
-        at += some.len();
+fn make_group(gpu: &Gpu, kernel: &Kernel, resources: &[Resource], nothing: &Memory) -> wgpu::BindGroup {
+    let nothing = nothing.whole();
+    let all: Vec<Vec<wgpu::BufferBinding<'_>>> =
+        resources.iter().map(|resource| bindings(resource, &nothing)).collect();
+    let mut entries = Vec::with_capacity(all.len());
+    for (number, (slot, bindings)) in kernel.slots.iter().zip(&all).enumerate() {
         let resource = match slot.array {
-            true => wgpu::BindingResource::BufferArray(some),
-            false => wgpu::BindingResource::Buffer(some[0].clone()),
+            true => wgpu::BindingResource::BufferArray(bindings),
+            false => wgpu::BindingResource::Buffer(bindings[0].clone()),
         };
         entries.push(wgpu::BindGroupEntry { binding: number as u32, resource });
     }
     let layout = &kernel.layout;
     gpu.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
+}
+
+/// The buffers that a slot is bound to. `nothing` is in the rest of an array.
+fn bindings<'a>(resource: &'a Resource, nothing: &'a Span) -> Vec<wgpu::BufferBinding<'a>> {
+    match resource {
+        Resource::Span(span) => vec![span.binding()],
+        Resource::Array(array) => {
+            (0..ARRAY as usize).map(|number| array.nth(number).unwrap_or(nothing).binding()).collect()
+        }
+    }
 }

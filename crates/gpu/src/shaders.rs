@@ -36,10 +36,12 @@ pub enum File {
     Routing,
     /// Candidates for the likeliest tokens.
     Best,
-    /// The first half of experts.
-    Gate,
-    /// The second half of experts.
-    Down,
+    /// The halves of experts, for few rows of activations.
+    Experts(Half),
+    /// The same for many rows.
+    ExpertTiles(Half),
+    /// The same by products of small matrices.
+    ExpertMatrices(Half),
     /// Sorting pairs by expert, and adding experts' outputs.
     Mixing,
     /// Norms and rotations of heads.
@@ -50,9 +52,36 @@ pub enum File {
     Prompt,
     /// Linear attention, and convolutions.
     Delta,
+    /// Reading memory, to measure that.
+    Speed,
+}
+
+/// A half of the computation of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// The activation of the products with gate and up.
+    Gate,
+    /// The product with down.
+    Down,
+}
+
+/// The text of kernels for a half of experts.
+macro_rules! of_experts {
+    ($half:literal, $($file:literal),+) => {
+        concat!(
+            include_str!("../shaders/experts.wgsl"),
+            include_str!(concat!("../shaders/experts_", $half, ".wgsl")),
+            $(include_str!(concat!("../shaders/experts_", $file, ".wgsl"))),+
+        )
+    };
 }
 
 impl File {
+    /// Whether its kernels multiply small matrices.
+    pub fn multiplies_matrices(self) -> bool {
+        matches!(self, File::Matrices | File::ExpertMatrices(_))
+    }
+
     fn text(self) -> &'static str {
         match self {
             File::Rows => include_str!("../shaders/rows.wgsl"),
@@ -64,12 +93,12 @@ impl File {
             File::Heads => include_str!("../shaders/heads.wgsl"),
             File::Routing => include_str!("../shaders/routing.wgsl"),
             File::Best => include_str!("../shaders/best.wgsl"),
-            File::Gate => {
-                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_gate.wgsl"))
-            }
-            File::Down => {
-                concat!(include_str!("../shaders/experts.wgsl"), include_str!("../shaders/experts_down.wgsl"))
-            }
+            File::Experts(Half::Gate) => of_experts!("gate", "apart"),
+            File::Experts(Half::Down) => of_experts!("down", "apart", "sum"),
+            File::ExpertTiles(Half::Gate) => of_experts!("gate", "tiles"),
+            File::ExpertTiles(Half::Down) => of_experts!("down", "tiles"),
+            File::ExpertMatrices(Half::Gate) => of_experts!("gate", "matrices"),
+            File::ExpertMatrices(Half::Down) => of_experts!("down", "matrices"),
             File::Mixing => include_str!("../shaders/mixing.wgsl"),
             File::Rotate => include_str!("../shaders/rotate.wgsl"),
             File::Attention => {
@@ -79,6 +108,7 @@ impl File {
                 concat!(include_str!("../shaders/pages.wgsl"), include_str!("../shaders/prompt.wgsl"))
             }
             File::Delta => include_str!("../shaders/delta.wgsl"),
+            File::Speed => include_str!("../shaders/speed.wgsl"),
         }
     }
 }
@@ -168,7 +198,7 @@ impl Name {
         if variants.halves {
             text.push_str("enable f16;\n");
         }
-        if self.file == File::Matrices {
+        if self.file.multiplies_matrices() {
             text.push_str("enable wgpu_cooperative_matrix;\n");
         }
         let experts = self.slots.iter().any(|slot| slot.experts);
@@ -339,6 +369,13 @@ impl Kernels {
         all.kernels.push(Arc::clone(&kernel));
         all.numbers.insert(name.clone(), number);
         Ok((number, kernel))
+    }
+
+    /// The name of the kernel with this number.
+    pub fn name(&self, number: usize) -> Name {
+        let all = self.lock();
+        let named = all.numbers.iter().find(|(_, other)| **other == number);
+        named.expect("every kernel has a name").0.clone()
     }
 
     /// The kernel with this number.

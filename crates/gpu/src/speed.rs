@@ -6,24 +6,33 @@ use std::time::Instant;
 use forebay_engine::Result;
 
 use crate::device::{Gpu, Memory};
+use crate::recorder::{Args, Recorder};
+use crate::shaders::{File, Name};
 
 /// How often an operation is repeated while it is measured.
 const TIMES: usize = 16;
 
-/// The bytes per second that a copy within the GPU's memory reads and writes.
+/// Kernels of a submission: a single one is over too soon to measure.
+const READS: usize = 16;
+
+/// What a workgroup of the kernel reads.
+const GROUP_BYTES: usize = 64 << 10;
+
+/// The bytes per second that a kernel reads from the GPU's memory.
 ///
 /// # Errors
 /// If there is not enough memory, or the GPU fails.
 pub fn of_memory(gpu: &Arc<Gpu>) -> Result<f64> {
-    let (source, target) = (moment(gpu)?, moment(gpu)?);
-    let bytes = source.bytes().min(target.bytes());
-    let (source, target) = (source.whole(), target.whole());
-    let copies = time(gpu, || {
-        let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        encoder.copy_buffer_to_buffer(&source.buffer, 0, &target.buffer, 0, bytes);
-        gpu.queue.submit([encoder.finish()]);
+    let (there, out) = (moment(gpu)?, gpu.allocate(256, "a speed measurement")?);
+    let mut recorder = Recorder::new(gpu)?;
+    let grid = [there.bytes() as usize / GROUP_BYTES, 1, 1];
+    let bound = [there.whole().into(), out.whole().into()];
+    let name = Name::new(File::Speed, "read_all");
+    let reads = time(gpu, || {
+        (0..READS).try_for_each(|_| recorder.record(&name, grid, &Args::new(), &bound))?;
+        recorder.submit().map(drop)
     })?;
-    Ok(2.0 * bytes as f64 * copies)
+    Ok((READS as u64 * there.bytes()) as f64 * reads)
 }
 
 /// The bytes per second of uploads.
@@ -38,6 +47,7 @@ pub fn of_link(gpu: &Arc<Gpu>) -> Result<f64> {
     let uploads = time(gpu, || {
         gpu.queue.write_buffer(&there.buffer, 0, &here);
         gpu.queue.submit([]);
+        Ok(())
     })?;
     Ok(here.len() as f64 * uploads)
 }
@@ -51,11 +61,11 @@ fn moment(gpu: &Arc<Gpu>) -> Result<Memory> {
 }
 
 /// How often per second an operation completes when it is started repeatedly.
-fn time(gpu: &Arc<Gpu>, mut start: impl FnMut()) -> Result<f64> {
-    start();
+fn time(gpu: &Arc<Gpu>, mut start: impl FnMut() -> Result<()>) -> Result<f64> {
+    start()?;
     gpu.wait(None)?;
     let begun = Instant::now();
-    (0..TIMES).for_each(|_| start());
+    (0..TIMES).try_for_each(|_| start())?;
     gpu.wait(None)?;
     Ok(TIMES as f64 / begun.elapsed().as_secs_f64())
 }

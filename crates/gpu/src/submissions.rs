@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_engine::{Error, Result};
 
 use crate::device::Gpu;
+use crate::profile::Work;
 
 /// Something that commands use. It is dropped when they have ended.
 pub type Kept = Box<dyn Send>;
@@ -67,7 +68,8 @@ impl Gpu {
         }
         self.counts.add_submission();
         queue.submitted += 1;
-        let submission = Submission { number: queue.submitted, index: self.queue.submit(closed) };
+        let index = self.clock.time(Work::Submitting, || self.queue.submit(closed));
+        let submission = Submission { number: queue.submitted, index };
         let kept = std::mem::take(&mut queue.kept);
         if !kept.is_empty() {
             queue.under_way.push_back((submission.clone(), kept));
@@ -116,7 +118,8 @@ impl Gpu {
     /// Waits, and returns whether the submissions have ended.
     fn poll(&self, submission: Option<&Submission>, timeout: Option<Duration>) -> Result<bool> {
         let submission_index = submission.map(|submission| submission.index.clone());
-        let polled = self.device.poll(wgpu::PollType::Wait { submission_index, timeout });
+        let wait = wgpu::PollType::Wait { submission_index, timeout };
+        let polled = self.clock.time(Work::Waiting, || self.device.poll(wait));
         self.check()?;
         match polled {
             Ok(_) => Ok(true),

@@ -1,7 +1,7 @@
 //! The texts of all kernels, for tests that translate them.
 
 use crate::device::Variants;
-use crate::shaders::{ARRAY, Cell, Constants, File, HeapView, Name};
+use crate::shaders::{ARRAY, Cell, Constants, File, Half, HeapView, Name};
 use crate::weights::{Source, WeightKind};
 
 /// Constants that a file's kernels are compiled with, so that each part of the text is in some kernel.
@@ -23,14 +23,29 @@ enum Reads {
     Heap(&'static [Cell]),
 }
 
-const ATTENTION: [&str; 5] = ["KEY_DIM", "VALUE_DIM", "KV_HEADS", "LATENT", "HEADS"];
-const OF_ATTENTION: [&[u32]; 3] = [&[128, 128, 4, 0, 8], &[192, 128, 2, 0, 1], &[576, 512, 1, 1, 8]];
+const ATTENTION: [&str; 7] = ["KEY_DIM", "VALUE_DIM", "KV_HEADS", "LATENT", "HEADS", "QUERIES", "PREPARES"];
+const OF_ATTENTION: [&[u32]; 3] =
+    [&[128, 128, 4, 0, 8, 32, 1], &[192, 128, 2, 0, 1, 32, 0], &[576, 512, 1, 1, 8, 16, 0]];
 const CELLS: [Cell; 2] = [Cell::FourSingles, Cell::FourHalves];
-const EXPERTS: [&str; 4] = ["WINDOW", "ENTRY", "TILED", "ROWS"];
-const OF_EXPERTS: [&[u32]; 2] = [&[8, 10, 0, 1], &[8, 10, 1, 8]];
+const APART: [&str; 4] = ["WINDOW", "ENTRY", "TILED", "ROWS"];
+const OF_APART: [&[u32]; 2] = [&[8, 10, 0, 1], &[8, 10, 1, 2]];
+const TILES: [&str; 5] = ["WINDOW", "ENTRY", "TILED", "TOKENS", "WIDE"];
+const OF_TILES: [&[u32]; 2] = [&[8, 10, 1, 32, 0], &[8, 10, 1, 64, 1]];
+const MATRICES: [&str; 5] = ["WINDOW", "ENTRY", "TILED", "TOKENS", "SLOTS"];
+const OF_MATRICES: [&[u32]; 2] = [&[8, 10, 1, 32, 1], &[8, 10, 1, 64, 2]];
+
+/// Kernels for a half of experts.
+const fn experts(
+    file: File,
+    names: &'static [&'static str],
+    values: &'static [&'static [u32]],
+    most: usize,
+) -> Example {
+    Example { file, names, values, reads: Reads::Experts(most) }
+}
 
 /// All files.
-const EXAMPLES: [Example; 16] = [
+const EXAMPLES: [Example; 21] = [
     Example { file: File::Rows, names: &[], values: &[&[]], reads: Reads::Nothing },
     Example { file: File::Embed, names: &[], values: &[&[]], reads: Reads::Matrices(1) },
     Example {
@@ -55,9 +70,14 @@ const EXAMPLES: [Example; 16] = [
         reads: Reads::Nothing,
     },
     Example { file: File::Best, names: &[], values: &[&[]], reads: Reads::Nothing },
-    Example { file: File::Gate, names: &EXPERTS, values: &OF_EXPERTS, reads: Reads::Experts(2) },
-    Example { file: File::Down, names: &EXPERTS, values: &OF_EXPERTS, reads: Reads::Experts(1) },
+    experts(File::Experts(Half::Gate), &APART, &OF_APART, 2),
+    experts(File::Experts(Half::Down), &APART, &OF_APART, 1),
+    experts(File::ExpertTiles(Half::Gate), &TILES, &OF_TILES, 2),
+    experts(File::ExpertTiles(Half::Down), &TILES, &OF_TILES, 1),
+    experts(File::ExpertMatrices(Half::Gate), &MATRICES, &OF_MATRICES, 2),
+    experts(File::ExpertMatrices(Half::Down), &MATRICES, &OF_MATRICES, 1),
     Example { file: File::Mixing, names: &["EXPERTS"], values: &[&[128]], reads: Reads::Nothing },
+    Example { file: File::Speed, names: &[], values: &[&[]], reads: Reads::Nothing },
     Example { file: File::Rotate, names: &[], values: &[&[]], reads: Reads::Nothing },
     Example { file: File::Attention, names: &ATTENTION, values: &OF_ATTENTION, reads: Reads::Heap(&CELLS) },
     Example { file: File::Prompt, names: &ATTENTION, values: &OF_ATTENTION, reads: Reads::Heap(&CELLS) },
@@ -73,7 +93,8 @@ const EXAMPLES: [Example; 16] = [
 /// matrices as it can read.
 #[doc(hidden)]
 pub fn kernel_texts(variants: Variants) -> impl Iterator<Item = (String, String)> {
-    let examples = EXAMPLES.iter().filter(move |example| variants.matrices || example.file != File::Matrices);
+    let examples =
+        EXAMPLES.iter().filter(move |example| variants.matrices || !example.file.multiplies_matrices());
     examples.flat_map(names).map(move |mut name| {
         if let (true, Some(window)) = (variants.arrays, window(&mut name)) {
             *window = ARRAY;

@@ -3,7 +3,7 @@
 mod best;
 pub mod choice;
 mod deferred;
-mod products;
+pub mod products;
 mod sequences;
 
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use super::{GpuBackend, THREADS};
 use crate::device::Span;
 use crate::recorder::{Args, Bound};
 use crate::shaders::{File, Name};
+use crate::weights::Source;
 
 /// The most products of one kernel.
 const MOST_PRODUCTS: usize = 4;
@@ -17,7 +18,7 @@ const TEAM: usize = 32;
 const TEAMS: usize = THREADS / TEAM;
 
 /// The most rows of activations of that kernel, and those that it computes together.
-const MOST_FEW: usize = 8;
+pub const MOST_FEW: usize = 8;
 const FEW_TOGETHER: usize = 4;
 
 /// Workgroups that keep a GPU busy. If there are more, each computes more rows.
@@ -38,16 +39,24 @@ impl GpuBackend {
         if self.rows <= MOST_FEW {
             return products.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_few(x, some, None));
         }
-        let by_matrices = |(w, _): &(Matrix, Buf)| self.halves_suffice(*w);
+        let by_matrices = |(w, _): &(Matrix, Buf)| self.halves_suffice(self.matrices[w.index()].source);
         let (halves, others): (Vec<_>, Vec<_>) = products.iter().copied().partition(by_matrices);
         halves.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_matrices(x, some))?;
         others.chunks(MOST_PRODUCTS).try_for_each(|some| self.multiply_many(x, some))
     }
 
     /// Whether halves suffice for products with a matrix, and the GPU multiplies small matrices of them.
-    fn halves_suffice(&self, w: Matrix) -> bool {
-        let float = self.matrices[w.index()].source.kind.is_float();
-        self.gpu.variants.matrices && self.precision == Precision::Fast && !float
+    pub fn halves_suffice(&self, source: Source) -> bool {
+        self.gpu.variants.matrices && self.precision == Precision::Fast && !source.kind.is_float()
+    }
+
+    /// Records that rows of so many numbers become halves. Returns these and the scales of the rows.
+    pub fn halve(&mut self, x: Span, [rows, width, cols]: [usize; 3]) -> Result<[Span; 2]> {
+        let [halves, scales] = self.room_for_halves(rows, padded(cols))?;
+        let args = Args::new().int(width).int(cols).int(padded(cols));
+        let bound = [x.into(), halves.clone().into(), scales.clone().into()];
+        self.record(&Name::new(File::Halve, "halve"), [rows, 1, 1], &args, &bound)?;
+        Ok([halves, scales])
     }
 
     /// The kernel of products, without its constants, and what it binds and is told of each product. A workgroup
@@ -128,12 +137,8 @@ impl GpuBackend {
     fn multiply_matrices(&mut self, x: Buf, products: &[(Matrix, Buf)]) -> Result<()> {
         let together = if self.rows <= 64 { 64 } else { 128 };
         let cols = self.common_cols(products);
-        let width = cols.next_multiple_of(32);
-        let [halves, scales] = self.room_for_halves(self.rows, width)?;
-        let args = Args::new().int(x.width()).int(cols).int(width);
-        let bound = [self.at(x).into(), halves.clone().into(), scales.clone().into()];
-        self.record(&Name::new(File::Halve, "halve"), [self.rows, 1, 1], &args, &bound)?;
-        let args = Args::new().int(width).int(cols).int(self.rows);
+        let [halves, scales] = self.halve(self.at(x), [self.rows, x.width(), cols])?;
+        let args = Args::new().int(padded(cols)).int(cols).int(self.rows);
         let mut all =
             self.products((File::Matrices, "matrices_by_matrices"), x, products, (TILE_ROWS, args))?;
         all.name.constants.push(("TOKENS", together as u32));
@@ -170,6 +175,11 @@ impl GpuBackend {
         let args = args.int(x.width()).int(out.width());
         self.record(&name, [groups, w.heads, self.rows], &args, &bound)
     }
+}
+
+/// The halves of a row: kernels read 32 at a time.
+pub fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(32)
 }
 
 /// A kernel of products.

@@ -418,7 +418,7 @@ impl CardExperts {
             return Ok(());
         }
         let some = some.iter().copied();
-        let jobs = self.gpu.jobs_of(routing, some.clone(), tokens)?;
+        let jobs = self.gpu.jobs_of((mixture.experts.layer, routing), some.clone(), tokens)?;
         let windows = self.gpu.places.windows(mixture.experts.layer, some);
         self.gpu.compute(&mixture.experts, &jobs, &windows)
     }

@@ -1,26 +1,34 @@
 //! Computes experts wherever they are.
 
-use forebay_engine::internals::backend::{ExpertBlock, Experts, Parts, Routing};
+use forebay_engine::internals::backend::{Buf, ExpertBlock, Experts, Parts, Routing};
 use forebay_engine::internals::experts::Mixture;
 use forebay_engine::{ExpertIdx, LayerIdx, Result};
 use smallvec::SmallVec;
 
 use super::places::{ENTRY, Part, Places};
 use crate::backend::choice::Chosen;
+use crate::backend::products::{MOST_FEW, padded};
 use crate::backend::{GpuBackend, activation_args};
 use crate::device::{Memory, Span};
 use crate::recorder::{Args, Bound};
-use crate::shaders::{File, Name};
+use crate::shaders::{File, Half, Name};
 
-/// Up to this many rows, pairs are computed one by one: hardly any two rows choose the same expert.
-const MOST_APART: usize = 4;
-
-/// Threads of workgroups, and rows of a matrix that each computes.
+/// Threads of most workgroups.
 const THREADS: usize = 256;
-const ROWS: usize = 8;
 
-/// Sizes of tiles.
-const TILES: [usize; 4] = [1, 4, 8, 16];
+/// Of few rows of activations: rows of a matrix that a team computes, and teams of a workgroup. For sums of all experts
+/// of a token, a workgroup has a team for each expert.
+const ROWS: usize = 2;
+const TEAMS: usize = 4;
+const SUM_ROWS: usize = 8;
+
+/// Of many rows: sizes of tiles, and rows of matrices that a workgroup computes.
+const TILES: [usize; 2] = [32, 64];
+const LARGE_TILE: usize = 128;
+/// The memory of a workgroup that computes larger ones by matrices.
+const LARGE_BYTES: u32 = 40 << 10;
+const TILE_ROWS: usize = 64;
+const MATRICES_ROWS: usize = 128;
 
 /// Words of a tile.
 const TILE: usize = 4;
@@ -35,7 +43,7 @@ pub enum Jobs {
         /// The tiles, and how many there are at most.
         tiles: Span,
         count: usize,
-        /// The most places of one.
+        /// The most places of one. It is 1 for few rows of activations.
         size: usize,
         /// The token at each place.
         tokens: Span,
@@ -61,6 +69,16 @@ struct BlockOf {
     x_width: usize,
     block: ExpertBlock,
     parts: Parts<Part>,
+}
+
+/// A kernel for a half of experts.
+struct Kernel {
+    name: Name,
+    /// Rows of the output that a workgroup computes.
+    each: usize,
+    /// What the kernel reads x from, and the numbers between its rows.
+    x: Vec<Bound>,
+    x_width: usize,
 }
 
 /// A batch's pairs, sorted by expert.
@@ -99,11 +117,11 @@ impl GpuExperts {
 
     /// Computes a mixture whose experts are all in the table, without the host.
     pub fn mix(&mut self, mixture: &Mixture<'_>, chosen: &Chosen) -> Result<()> {
-        let (experts, out) = (&mixture.experts, self.backend.at(mixture.out));
+        let experts = &mixture.experts;
         let all = (0..chosen.count as u32).map(ExpertIdx);
         let windows = self.places.windows(experts.layer, all);
-        if chosen.rows > MOST_APART {
-            let sorted = self.sort(chosen)?;
+        if chosen.rows > MOST_FEW {
+            let sorted = self.sort(experts.layer, chosen)?;
             self.compute(experts, &sorted.jobs, &windows)?;
             return self.sum(mixture, chosen.weights.clone(), Some(sorted.places));
         }
@@ -113,7 +131,7 @@ impl GpuExperts {
             [window] if experts.adjugate.is_none() => {
                 let of = self.block_of(experts);
                 self.first_half(&of, &jobs, window)?;
-                self.second_half(&of, &jobs, window, Some((chosen, out)))
+                self.second_half(&of, &jobs, window, Some((chosen, mixture.out)))
             }
             _ => {
                 self.compute(experts, &jobs, &windows)?;
@@ -147,10 +165,12 @@ impl GpuExperts {
     /// The products with gate and up, or with up alone, and what the activation function makes of them.
     fn first_half(&mut self, of: &BlockOf, jobs: &Jobs, window: usize) -> Result<()> {
         let parts: SmallVec<[Part; 2]> = of.parts.inputs().into_iter().flatten().collect();
+        let rows = [self.backend.rows, of.x_width, of.parts.up.cols];
+        let mut kernel = self.kernel(Half::Gate, &parts, jobs, (of.x.clone(), rows))?;
         let (kind, alpha, limit) = activation_args(of.block.activation);
-        let mut args = Args::new().int(window).int(of.x_width).int(of.top_k);
+        let mut args = Args::new().int(window).int(kernel.x_width).int(of.top_k);
         args = args.int(kind).float(alpha).float(limit);
-        let mut bound = self.common(of, jobs, window, [of.x.clone(), self.backend.at(of.block.inner)])?;
+        let mut bound = self.common(of, jobs, window, of.block.inner)?;
         bound.push(match jobs {
             Jobs::Pairs(_) => Bound::None,
             Jobs::Tiles { tokens, .. } => tokens.clone().into(),
@@ -162,8 +182,9 @@ impl GpuExperts {
             bound.push(bias.map(|bias| self.backend.vector(bias)).into());
             bound.push(scale.map(|scale| self.backend.vector(scale)).into());
         }
-        let name = self.named(File::Gate, "gate_up", &parts, jobs);
-        self.backend.record(&name, [of.parts.up.rows.div_ceil(ROWS), jobs.count(), 1], &args, &bound)
+        bound.append(&mut kernel.x);
+        let grid = [of.parts.up.rows.div_ceil(kernel.each), jobs.count(), 1];
+        self.backend.record(&kernel.name, grid, &args, &bound)
     }
 
     /// The product with down, and for all pairs the sum if `sum` has the choice and the output.
@@ -172,32 +193,33 @@ impl GpuExperts {
         of: &BlockOf,
         jobs: &Jobs,
         window: usize,
-        sum: Option<(&Chosen, Span)>,
+        sum: Option<(&Chosen, Buf)>,
     ) -> Result<()> {
         let down = of.parts.down;
         let (bias, scale) = (of.block.biases.map(|biases| biases.down), of.block.scales.down);
-        let args = Args::new().int(window).int(down.cols).int(of.top_k);
-        let args = args.flag(bias.is_some()).flag(scale.is_some()).int(down.matrix).int(down.ranges);
-        let (entry, count, weights, out) = match sum {
-            None => ("down", jobs.count(), None, self.backend.at(of.block.out)),
-            Some((chosen, out)) => ("down_sum", chosen.rows, Some(chosen.weights.clone()), out),
-        };
-        let mut bound = self.common(of, jobs, window, [self.backend.at(of.block.inner), out])?;
+        let rows = [self.backend.rows * of.top_k, down.cols, down.cols];
+        let inner = self.backend.at(of.block.inner);
+        let mut kernel = self.kernel(Half::Down, &[down], jobs, (inner, rows))?;
+        let args = Args::new().int(window).int(kernel.x_width).int(of.top_k).int(down.matrix);
+        let args = args.int(down.ranges).flag(bias.is_some()).flag(scale.is_some());
+        let (mut count, mut weights, mut out) = (jobs.count(), None, of.block.out);
+        if let Some((chosen, sum)) = sum {
+            (count, weights, out) = (chosen.rows, Some(chosen.weights.clone()), sum);
+            kernel = Kernel { each: SUM_ROWS, ..kernel };
+            kernel.name.entry = "down_sum";
+            kernel.name.constants.retain(|(name, _)| *name != "ROWS");
+            kernel.name.constants.push(("ROWS", SUM_ROWS as u32));
+        }
+        let mut bound = self.common(of, jobs, window, out)?;
+        bound.push(weights.into());
         bound.push(bias.map(|bias| self.backend.vector(bias)).into());
         bound.push(scale.map(|scale| self.backend.vector(scale)).into());
-        bound.push(weights.into());
-        let name = self.named(File::Down, entry, &[down], jobs);
-        self.backend.record(&name, [down.rows.div_ceil(ROWS), count, 1], &args, &bound)
+        bound.append(&mut kernel.x);
+        self.backend.record(&kernel.name, [down.rows.div_ceil(kernel.each), count, 1], &args, &bound)
     }
 
-    /// The buffers that all kernels for experts have.
-    fn common(
-        &mut self,
-        of: &BlockOf,
-        jobs: &Jobs,
-        window: usize,
-        [x, out]: [Span; 2],
-    ) -> Result<Vec<Bound>> {
+    /// The buffers that all kernels for experts have first.
+    fn common(&mut self, of: &BlockOf, jobs: &Jobs, window: usize, out: Buf) -> Result<Vec<Bound>> {
         let mut bound = self.places.bound(window);
         bound.push(self.backend.descriptors()?.into());
         bound.push(self.places.table(of.layer).into());
@@ -205,18 +227,42 @@ impl GpuExperts {
             Jobs::Pairs(chosen) => chosen.experts.clone().into(),
             Jobs::Tiles { tiles, .. } => tiles.clone().into(),
         });
-        bound.extend([x.into(), out.into()]);
+        bound.push(self.backend.at(out).into());
         Ok(bound)
     }
 
-    fn named(&self, file: File, entry: &'static str, parts: &[Part], jobs: &Jobs) -> Name {
-        let (tiled, size) = match jobs {
-            Jobs::Pairs(_) => (0, 1),
-            Jobs::Tiles { size, .. } => (1, *size),
+    /// The kernel for these matrices and jobs. Which one it is depends on the number of rows alone, so that neither places
+    /// nor tiles change a bit. `x` has so many rows of this width, of which so many columns are used.
+    fn kernel(
+        &mut self,
+        half: Half,
+        parts: &[Part],
+        jobs: &Jobs,
+        (x, [rows, width, cols]): (Span, [usize; 3]),
+    ) -> Result<Kernel> {
+        let named = |file, entry| {
+            let name = Name::new(file, entry).reading(parts.iter().map(|part| part.source));
+            name.with("WINDOW", self.backend.gpu.window() as u32).with("ENTRY", ENTRY as u32)
         };
-        let name = Name::new(file, entry).reading(parts.iter().map(|part| part.source));
-        let name = name.with("WINDOW", self.backend.gpu.window() as u32).with("ENTRY", ENTRY as u32);
-        name.with("TILED", tiled).with("ROWS", size as u32)
+        let size = match jobs {
+            Jobs::Tiles { size, .. } if self.backend.rows > MOST_FEW => *size as u32,
+            _ => {
+                let tiled = matches!(jobs, Jobs::Tiles { .. });
+                let name = named(File::Experts(half), "apart").with("TILED", tiled.into());
+                let name = name.with("ROWS", ROWS as u32);
+                return Ok(Kernel { name, each: TEAMS * ROWS, x: vec![x.into()], x_width: width });
+            }
+        };
+        if parts.iter().all(|part| self.backend.halves_suffice(part.source)) {
+            let name = named(File::ExpertMatrices(half), "tiles_by_matrices").with("TILED", 1);
+            let name = name.with("TOKENS", size).with("SLOTS", parts.len() as u32);
+            let x = self.backend.halve(x, [rows, width, cols])?.map(Bound::from).to_vec();
+            return Ok(Kernel { name, each: MATRICES_ROWS / parts.len(), x, x_width: padded(cols) });
+        }
+        let wide = width.is_multiple_of(4) && cols.is_multiple_of(4);
+        let name = named(File::ExpertTiles(half), "tiles").with("TILED", 1);
+        let name = name.with("TOKENS", size).with("WIDE", wide.into());
+        Ok(Kernel { name, each: TILE_ROWS, x: vec![x.into()], x_width: width })
     }
 
     /// Adds the outputs of each row's experts in the order of ranks. `weights` has those of all pairs, and `places`
@@ -236,11 +282,11 @@ impl GpuExperts {
     }
 
     /// Sorts the pairs of a choice by expert, on the GPU.
-    fn sort(&mut self, chosen: &Chosen) -> Result<Sorted> {
-        let backend = &mut self.backend;
+    fn sort(&mut self, layer: LayerIdx, chosen: &Chosen) -> Result<Sorted> {
         let pairs = chosen.pairs();
         // Half as many again as an expert has on average.
-        let size = tile_for((pairs * 3).div_ceil(2 * chosen.count));
+        let size = self.tile_for(layer, (pairs * 3).div_ceil(2 * chosen.count));
+        let backend = &mut self.backend;
         let count = chosen.count.min(pairs) + pairs / size;
         let list = (pairs as u64 * 4).next_multiple_of(256);
         let bytes = 2 * list + (count * TILE * 4) as u64;
@@ -283,12 +329,12 @@ impl GpuExperts {
     /// The jobs of some of the chosen experts.
     pub fn jobs_of(
         &mut self,
-        routing: &Routing,
+        (layer, routing): (LayerIdx, &Routing),
         experts: impl Iterator<Item = ExpertIdx> + Clone,
         tokens: &Span,
     ) -> Result<Jobs> {
         let longest = experts.clone().map(|expert| routing.bucket(expert).len()).max().unwrap_or(1);
-        let size = tile_for(longest);
+        let size = if self.backend.rows > MOST_FEW { self.tile_for(layer, longest) } else { 1 };
         let mut words: Vec<u32> = Vec::new();
         for expert in experts {
             let bucket = routing.bucket(expert);
@@ -300,9 +346,18 @@ impl GpuExperts {
         let tiles = self.backend.recorder.params(&words)?;
         Ok(Jobs::Tiles { tiles, count, size, tokens: tokens.clone() })
     }
-}
 
-/// The size of tiles for experts that have up to this many places.
-fn tile_for(places: usize) -> usize {
-    TILES.into_iter().find(|&size| size >= places).unwrap_or(TILES[TILES.len() - 1])
+    /// The size of tiles for experts of a layer that have up to this many places.
+    fn tile_for(&self, layer: LayerIdx, places: usize) -> usize {
+        let there = self.places.layer(layer);
+        let mut blocks = std::iter::once(there.parts).chain(there.adjugate);
+        let by_matrices = blocks.all(|parts| {
+            let inputs = parts.inputs().into_iter().flatten();
+            inputs.chain([parts.down]).all(|part| self.backend.halves_suffice(part.source))
+        });
+        let fits = self.backend.gpu.limits.max_compute_workgroup_storage_size >= LARGE_BYTES;
+        let large = (by_matrices && fits).then_some(LARGE_TILE);
+        let sizes = TILES.into_iter().chain(large);
+        sizes.clone().find(|&size| size >= places).or(sizes.last()).expect("there are sizes")
+    }
 }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::backend::GpuBackend;
 use crate::device::{Gpu, Memory, Span};
-use crate::recorder::Bound;
+use crate::recorder::{Bound, Spans};
 use crate::weights::{Descriptor, Source, WeightKind};
 
 /// Words of an expert in the table: its arena, and where each of its ranges starts.
@@ -95,6 +95,8 @@ pub struct Places {
     layers: Vec<Option<Layer>>,
     /// `None` for one whose memory is lent.
     arenas: Vec<Option<Span>>,
+    /// The arenas of each window, as kernels' buffers.
+    arrays: Vec<Arc<Spans>>,
 }
 
 impl Places {
@@ -114,7 +116,7 @@ impl Places {
             of_layers.push(layer.transpose()?);
         }
         let table = gpu.allocate(end, "expert table")?;
-        Ok(Places { gpu, table, layers: of_layers, arenas: Vec::new() })
+        Ok(Places { gpu, table, layers: of_layers, arenas: Vec::new(), arrays: Vec::new() })
     }
 
     /// What is known of a layer.
@@ -134,13 +136,16 @@ impl Places {
 
     /// Adds an arena. Returns its number.
     pub fn add_arena(&mut self, arena: Span) -> usize {
-        self.arenas.push(Some(arena));
+        self.arenas.push(None);
+        self.set_arena(self.arenas.len() - 1, Some(arena));
         self.arenas.len() - 1
     }
 
     /// Changes an arena's memory. No expert is in it.
     pub fn set_arena(&mut self, number: usize, arena: Option<Span>) {
         self.arenas[number] = arena;
+        let array = |some: &[Option<Span>]| Spans::new(some.to_vec());
+        self.arrays = self.arenas.chunks(self.gpu.window()).map(array).collect();
     }
 
     /// Notes where an expert is. Returns the bytes to write to the table, and their place there, unless they are known.
@@ -196,10 +201,10 @@ impl Places {
     /// The arenas of a window, as a kernel's buffers.
     pub fn bound(&self, first: usize) -> Vec<Bound> {
         let window = self.gpu.window();
-        let some = &self.arenas[first..self.arenas.len().min(first + window)];
+        let some = &self.arrays[first / window];
         match self.gpu.variants.arrays {
-            true => vec![Bound::Array(some.to_vec())],
-            false => (0..window).map(|i| some.get(i).cloned().flatten().into()).collect(),
+            true => vec![Bound::Array(Arc::clone(some))],
+            false => (0..window).map(|i| some.nth(i).cloned().into()).collect(),
         }
     }
 }

@@ -166,7 +166,7 @@ impl SharedExecutor {
                 }
             }
             let arrived = leases.iter().map(Lease::expert);
-            let jobs = gpu.jobs_of(routing, arrived.clone(), &tokens)?;
+            let jobs = gpu.jobs_of((layer, routing), arrived.clone(), &tokens)?;
             let windows = gpu.places.windows(layer, arrived);
             gpu.compute(&experts, &jobs, &windows)?;
             gpu.backend.recorder.keep(Box::new(leases));

@@ -37,5 +37,5 @@ mod plain {
 }
 
 mod card {
-    forebay_device_tests::device_suite!(crate::common::Card: mixtures, memory, tiers);
+    forebay_device_tests::device_suite!(crate::common::Card: memory, tiers);
 }
