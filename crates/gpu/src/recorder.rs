@@ -90,6 +90,9 @@ struct Part {
     prepared: Option<wgpu::CommandBuffer>,
 }
 
+/// The most bind groups that are kept. Streamed experts bind other lists for every token, so there is no end of them.
+const MOST_GROUPS: usize = 4096;
+
 /// How many parts are submitted together: usually the layers and the logits.
 const MOST_PARTS: usize = 2;
 
@@ -340,7 +343,7 @@ impl Recorder {
 
     fn encode_all(&mut self, commands: &[Command]) -> wgpu::CommandBuffer {
         let mut stopwatch = profile::is_on(&self.gpu).then(Stopwatch::default);
-        if self.groups_of != self.gpu.dropped() {
+        if self.groups_of != self.gpu.dropped() || self.groups.len() > MOST_GROUPS {
             self.groups.clear();
             self.groups_of = self.gpu.dropped();
         }
